@@ -130,6 +130,7 @@ _BOUND = (
     _named("torch._C", "TensorBase"),
     _named("torch._C", "_nn"),
 )
+attention_chosen_for = _named("torch", "_fused_sdp_choice")  # the number of an SDPBackend
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
 DispatchMode: Any = _named("torch.utils._python_dispatch", "TorchDispatchMode")

@@ -46,6 +46,34 @@ def test_attention_and_its_gradients(device, name, causal):
     return with_gradients(device, attend, *[randn(*shape) for shape in SHAPES[name]])
 
 
+@pytest.mark.compared
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lengths", [(5, 7), (7, 5), (6, 6)], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "number"])
+def test_a_mask_and_is_causal_leave_what_both_let_through(device, kind, lengths, dtype):
+    mask = torch.rand(lengths) > 0.3
+    mask[:, 0] = True
+    mask = mask if kind == "bool" else torch.randn(lengths, dtype=dtype)
+    shapes = [(2, 3, lengths[0], 8), *[(2, 3, lengths[1], 8)] * 2]
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, mask.to(device), is_causal=True)
+
+    return with_gradients(device, attend, *[randn(*shape, dtype=dtype) for shape in shapes])
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("case", ["dropout", "a mask with a gradient", "no batch"])
+def test_a_mask_and_is_causal_are_refused_where_the_cpu_refuses_them(device, case, error_of):
+    shape = (4, 8) if case == "no batch" else (1, 1, 4, 8)
+    q, mask = randn(*shape, device=device), randn(4, 4, device=device)
+    options = {"dropout_p": 0.5} if case == "dropout" else {}
+    mask = mask if case == "a mask with a gradient" else mask.detach()
+    return error_of(
+        lambda: F.scaled_dot_product_attention(q, q, q, mask, is_causal=True, **options)
+    )
+
+
 MASKS = ((5, 7), (2, 1, 1, 7), (1, 3, 5, 7), (2, 3, 5, 7))
 
 

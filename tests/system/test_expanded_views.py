@@ -222,3 +222,91 @@ def test_a_sums_gradient_of_second_order_is_right(device):
     (first,) = torch.autograd.grad((x**3).sum(0).pow(2).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     return first, second
+
+
+# --- what a mask or an index says is written to repetitions, too -----------------------------------
+
+REPETITIONS = {
+    "rows": (lambda x: x[:1].expand(4, 3), (1, 3)),
+    "columns": (lambda x: x.expand(4, 3), (4, 1)),
+    "one": (lambda x: x.expand(4, 3), ()),
+    "transposed": (lambda x: x.expand(3, 4).t(), (1, 4)),
+    "windows": (lambda x: x.unfold(0, 3, 1), (6,)),
+    "strides": (lambda x: x.as_strided((4, 3), (1, 1)), (6,)),
+    "part of a repetition": (lambda x: x.expand(6, 3)[1:5], (1, 3)),
+}
+
+
+def _index(x, *numbers):
+    return torch.tensor(numbers).to(x.device)
+
+
+def _mask(x, *numbers):
+    return torch.tensor(numbers, dtype=torch.bool).to(x.device)
+
+
+def _rows(x, count=4):
+    return ramp(count, 3, device=str(x.device))
+
+
+FILLS = {
+    "masked_fill_": lambda x: x.masked_fill_(_mask(x, 1, 0, 1), 5.0),
+    "masked_fill_ of rows": lambda x: x.masked_fill_(_mask(x, 0, 1, 0, 0)[:, None], 5.0),
+    "masked_fill_ with a tensor": lambda x: x.masked_fill_(_rows(x) > 1.5, _rows(x)[0, 0]),
+    "index_fill_": lambda x: x.index_fill_(0, _index(x, 0, -2), 5.0),
+    "index_fill_ of columns": lambda x: x.index_fill_(1, _index(x, 1), 5.0),
+    "index_put_": lambda x: x.index_put_((_index(x, 1, 2),), _rows(x, 2)),
+    "index_put_ added": lambda x: x.index_put_((_index(x, 1, 2),), _rows(x, 2), accumulate=True),
+    "an assigned mask": lambda x: x.__setitem__(_rows(x) > 1.5, 5.0),
+    "assigned rows": lambda x: x.__setitem__(_mask(x, 1, 0, 0, 1), _rows(x, 2)),
+    "an assigned index": lambda x: x.__setitem__(_index(x, 1, 2), 5.0),
+    "fill_": lambda x: x.fill_(5.0),
+    "zero_": lambda x: x.zero_(),
+    "tril_": lambda x: x.tril_(),
+    "masked_scatter_": lambda x: x.masked_scatter_(_rows(x) > 1.5, _rows(x)),
+    "scatter_": lambda x: x.scatter_(0, _index(x, 0, 1, 1)[None], _rows(x, 1)),
+    "scatter_add_": lambda x: x.scatter_add_(0, _index(x, 0, 1, 1)[None], _rows(x, 1)),
+    "index_add_": lambda x: x.index_add_(0, _index(x, 1, 2), _rows(x, 2)),
+    "index_copy_": lambda x: x.index_copy_(0, _index(x, 1, 2), _rows(x, 2)),
+    "put_": lambda x: x.put_(_index(x, 1, 2), _rows(x, 1)[0, :2]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+@pytest.mark.parametrize("marks", [False, True], ids=["", "marked"])
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("view", REPETITIONS)
+@pytest.mark.compared
+def test_a_fill_of_repetitions_is_what_the_cpu_makes_of_it(device, view, fill, marks):
+    """Thrice: it is refused where the CPU refuses it, in its words."""
+    found = []
+    for _ in range(3):
+        make, shape = REPETITIONS[view]
+        x = ramp(*shape, device=device)
+        other, shown = x * 2, make(x)
+        if marks:
+            ltm.mark_step()
+        try:
+            FILLS[fill](shown)
+        except RuntimeError as error:
+            found.append(str(error).splitlines()[0])
+        found += [x, shown, other]
+        if marks:
+            ltm.mark_step()
+    return found
+
+
+def test_the_cpus_warning_of_a_fill_is_given():
+    with pytest.warns(UserWarning, match="masked_fill_ on expanded tensors is deprecated"):
+        ramp(1, 3, device="ltc").expand(4, 3).masked_fill_(torch.ones(3).bool().to("ltc"), 1)
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+@pytest.mark.parametrize("fill", ["masked_fill_", "index_fill_ of columns", "fill_"])
+@pytest.mark.compared
+def test_no_gradient_goes_back_through_a_fill_of_repetitions(device, fill, error_of):
+    """Its backward writes to a gradient that is expanded alike."""
+    x = ramp(1, 3, device=device).requires_grad_()
+    y = x * 1
+    FILLS[fill](y.expand(4, 3))
+    return y.detach(), error_of((y * y).sum().backward)[:60]

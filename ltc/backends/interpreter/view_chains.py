@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 def viewed(x: torch.Tensor, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a view overload makes of `x`; of a copy of it where its strides do not allow that."""
-    made = _viewed_in_place(x, overload, args, kwargs)
+    made = viewed_in_place(x, overload, args, kwargs)
     return overload(_packed(x), *args, **kwargs) if made is None else made
 
 
@@ -20,7 +20,7 @@ def write_through(x: torch.Tensor, chain: Sequence[tuple[Any, ...]], new: torch.
     """Replace what a chain of views shows of `x`."""
     shown = x
     for n, (overload, args, kwargs, index) in enumerate(chain):
-        made = _viewed_in_place(shown, overload, args, kwargs)
+        made = viewed_in_place(shown, overload, args, kwargs)
         if made is None:
             packed = _packed(shown)
             write_through(packed, chain[n:], new)
@@ -31,7 +31,7 @@ def write_through(x: torch.Tensor, chain: Sequence[tuple[Any, ...]], new: torch.
     shown.copy_(new)
 
 
-def _viewed_in_place(
+def viewed_in_place(
     x: torch.Tensor, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """What the view overload makes of `x` itself; None where its numbers would have to lie there in order."""

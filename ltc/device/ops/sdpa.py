@@ -9,16 +9,19 @@ ltc::attention and ltc::attention_gradient.  What these do not hold for is left 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from ltc.device.ops.sdpa_overloads import RECORDED, gradient_formula
 from ltc.errors import InvalidGraph
 from ltc.ir.infer import broadcast
 from ltc.support.torch_private import (
     DEVICE_TYPE,
+    attention_chosen_for,
     below_autograd,
     dispatch_mode_depth,
     has_own_dispatch,
@@ -48,6 +51,9 @@ def scaled_dot_product_attention(
 ):
     """aten::scaled_dot_product_attention."""
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if attn_mask is not None and is_causal and _takes_both(operands, dropout_p, scale, enable_gqa):
+        attn_mask, is_causal = _without_what_follows(attn_mask, query, key), False
+        operands = (query, key, value, attn_mask)
     masked_and_causal = attn_mask is not None and is_causal
     if masked_and_causal or not 0 <= dropout_p < 1 or not _is_plain(operands, enable_gqa):
         return aten.scaled_dot_product_attention.default.decompose(
@@ -56,6 +62,25 @@ def scaled_dot_product_attention(
     return aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _takes_both(
+    operands: Sequence[torch.Tensor], dropout_p: float, scale: float | None, enable_gqa: bool
+) -> bool:
+    """Whether the CPU takes a mask together with is_causal: its flash kernel does, the other refuses."""
+    like = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in operands]
+    for mine, theirs in zip(like, operands):
+        mine.requires_grad_(theirs.requires_grad and torch.is_grad_enabled())
+    chosen = attention_chosen_for(*like, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
+    return bool(chosen == SDPBackend.FLASH_ATTENTION.value)
+
+
+def _without_what_follows(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """The mask, with nothing seen of keys behind a query's own place."""
+    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=mask.device).tril()
+    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
 
 
 def _is_plain(operands: Sequence[Any], shares_heads: bool) -> bool:

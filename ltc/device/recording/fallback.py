@@ -9,13 +9,22 @@ import torch
 
 from ltc import config
 from ltc.aten.wide_sums import cpu_function_of
+from ltc.backends.interpreter.view_chains import viewed_in_place
 from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import ran_eagerly
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.signature import DEVICE, Signature
 from ltc.device.recording.state import State, new_state
+from ltc.device.recording.strides import REFUSAL
 from ltc.device.recording.sync import exclusively, value_of
-from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, to_device, uploaded
+from ltc.device.recording.tensors import (
+    host_tensor,
+    host_value,
+    is_lazy,
+    state_of,
+    to_device,
+    uploaded,
+)
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import write
 from ltc.errors import Unsupported
@@ -69,6 +78,33 @@ def run_eagerly(signature: Signature, values: list, device: Device):
     if signature.returns_written:
         return signature.returned(values)
     return _each_tensor(lambda tensor: _to_device(signature, tensor, device), result)
+
+
+def run_on_repetitions(signature: Signature, values: list):
+    """Write to a view that shows elements of its base several times, as the CPU's kernel does.
+
+    What is left then hangs on the order in which it writes, so it is given a view of a copy of the
+    base that lies in memory as the CPU's would.
+    """
+    state = state_of(values[0])
+    whole = host_value(state.base).clone()
+    copies = [_view_of(whole, state.chain), *[_each_tensor(_read, value) for value in values[1:]]]
+    _call(signature, copies)
+    count(signature)
+    _write_through(state.base, whole)
+    return values[0]
+
+
+def _view_of(whole: torch.Tensor, chain: tuple) -> torch.Tensor:
+    """What a chain of views shows of a CPU tensor, in its memory."""
+    shown: Any = whole
+    with torch.no_grad(), plain_functions():
+        for overload, args, kwargs, index in chain:
+            made = viewed_in_place(shown, overload, args, kwargs)
+            if made is None:  # the CPU makes no such view
+                raise RuntimeError(REFUSAL)
+            shown = made if index is None else made[index]
+    return shown
 
 
 def _call(signature: Signature, values: list):

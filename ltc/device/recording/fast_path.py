@@ -58,6 +58,7 @@ from ltc.device.recording.signature import (
 )
 from ltc.device.recording.slow_path import OTHER_OPERAND, is_forced, record
 from ltc.device.recording.state import State
+from ltc.device.recording.strides import repeats
 from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.tensors import recorder_named
 from ltc.device.recording.views import link_view, link_views, links_of, write
@@ -95,6 +96,7 @@ _NAMESPACE = {
     "strided": torch.strided,
     "no_keywords": {},  # never changed
     "link_view": link_view,
+    "repeats": repeats,
     "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
@@ -206,6 +208,7 @@ def _source(signature: Signature) -> str | None:
         f"    recorder = {recorder_of(signature)}",
         f"except {errors_of(signature)}:",
         f"    return {call_slow(arguments)}",
+        *_repeating_lines(signature),
         "session = recorder.now",
         "if session is None:",
         "    entry = recorder.cursor",
@@ -221,6 +224,14 @@ def _source(signature: Signature) -> str | None:
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
     lines = ["try:", *indent(body), *leaving]
     return "\n".join([f"def kernel({_parameters(arguments)}):", *indent(lines)])
+
+
+def _repeating_lines(signature: Signature) -> list[str]:
+    """Lines that leave a write to a view of repetitions to the thorough way."""
+    if not signature.writes_some:
+        return []
+    leave = f"    return {call_slow(signature.arguments)}"
+    return ["if state0.base is not None and repeats(state0):", leave]
 
 
 def _fitting(signature: Signature) -> str:

@@ -36,6 +36,16 @@ _IGNORED = frozenset({"pin_memory", "non_blocking"})
 
 
 # Random fills refuse numbers that are out of range; the numbers are no part of what is recorded.
+# In place, where a mask or an index says.  The CPU takes views that show an element several times, and
+# says itself which it does not.
+_WRITES_SOME = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "fill", "zero", "masked_fill", "masked_scatter", "index_fill", "index_put",
+        "_index_put_impl", "index_add", "index_copy", "index_reduce", "put", "scatter",
+        "scatter_add", "scatter_reduce", "tril", "triu", "fill_diagonal",
+    )
+)  # fmt: skip
 _CHECKS_VALUES = frozenset(
     {
         "aten::uniform_",
@@ -167,6 +177,11 @@ class Signature:
     def checks_values(self) -> bool:
         """Whether its numbers have to be looked at in each call."""
         return self.op in _CHECKS_VALUES and not any(a.kind == TENSOR for a in self.arguments[1:])
+
+    @cached_property
+    def writes_some(self) -> bool:
+        """Whether it writes to some elements of its first argument, or the same to all of them."""
+        return self.op in _WRITES_SOME and self.written == (0,)
 
     @cached_property
     def converted(self) -> tuple[int, ...]:

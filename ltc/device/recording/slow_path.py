@@ -15,6 +15,7 @@ from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import too_much_pending
 from ltc.device.op_by_op.computed import ComputedValue
 from ltc.device.recording import fallback, run_now
+from ltc.device.recording.gradient_views import accumulates
 from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
     ATTRIBUTE,
@@ -29,6 +30,7 @@ from ltc.device.recording.signature import (
     Signature,
 )
 from ltc.device.recording.state import State
+from ltc.device.recording.strides import repeats
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap, wrap_all
 from ltc.device.recording.user_line import user_line, warn_user
@@ -76,6 +78,8 @@ def _record(signature: Signature, values: list):
         _check_values(signature, values)
     if signature.has_no_result or is_forced(signature):
         return fallback.run_eagerly(signature, values, device)
+    if signature.writes_some and repeats(state_of(values[0])) and not accumulates():
+        return fallback.run_on_repetitions(signature, values)
     recorder = device.recorder()
     if recorder.op_by_op is None and run_now.how_to_run(signature).has_masks(values):
         return fallback.run_eagerly(signature, values, device)  # no type tells how many are chosen

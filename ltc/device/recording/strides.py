@@ -23,11 +23,13 @@ class _CpuLayout(NamedTuple):
     """How a view lies on the CPU.
 
     strides   its own
-    overlaps  whether it shows an element several times
+    overlaps  whether the CPU refuses to write to it: it shows an element several times
+    repeats   whether it may do so, windows that overlap included
     """
 
     strides: Strides
     overlaps: bool
+    repeats: bool
 
 
 # With the chain, so that its parts keep their ids.
@@ -42,6 +44,17 @@ def strides_of(state: State) -> Strides:
 def overlaps(view: State) -> bool:
     """Whether the CPU refuses to write to a view: it shows an element of its base several times."""
     return _layout_of(view, view.base).overlaps
+
+
+REFUSAL = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+    "location. Please clone() the tensor before performing the operation."
+)
+
+
+def repeats(view: State) -> bool:
+    """Whether a view may show an element of its base several times."""
+    return view.base is not None and _layout_of(view, view.base).repeats
 
 
 def _layout_of(view: State, base: Any) -> _CpuLayout:
@@ -66,13 +79,23 @@ def _layout_by(chain: tuple, shape: tuple[int, ...], dtype: torch.dtype) -> _Cpu
                 made = overload(without_values(tuple(view.shape), None, dtype), *args, **kwargs)
             view = made if index is None else made[index]
     strides = None if view.is_contiguous() else tuple(view.stride())
-    return _CpuLayout(strides, hidden or _shows_twice(view))
+    return _CpuLayout(strides, hidden or _shows_twice(view), hidden or _may_show_twice(view))
 
 
 def _shows_twice(view: torch.Tensor) -> bool:
     """Torch's own rule; it does not look for other overlaps, of windows say."""
     moves = zip(view.shape, view.stride())
     return not view.is_contiguous() and any(n > 1 and step == 0 for n, step in moves)
+
+
+def _may_show_twice(view: torch.Tensor) -> bool:
+    """Whether a step along some dimension is not beyond all that lies along shorter ones."""
+    reached = 0
+    for step, extent in sorted((s, n) for n, s in zip(view.shape, view.stride()) if n > 1):
+        if step <= reached:
+            return True
+        reached += (extent - 1) * step
+    return False
 
 
 def without_values(shape: tuple[int, ...], strides: Strides, dtype: torch.dtype) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State
-from ltc.device.recording.strides import overlaps
+from ltc.device.recording.strides import REFUSAL, overlaps
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.user_line import user_line
 from ltc.device.torch_device import storage_of
@@ -113,10 +113,7 @@ def write(state: State, value: CallResult) -> None:
 def _write_base(state: State, value: CallResult) -> None:
     if state.is_expanded and (overlaps(state) or _changes_values(state.chain)):
         if not gradient_views.accumulates():
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a "
-                "single memory location. Please clone() the tensor before performing the operation."
-            )
+            raise RuntimeError(REFUSAL)
         state.leave_base()  # a gradient that a hook has made, of which the CPU takes a copy
         state.value, state.buffer = value, None
         return
