@@ -452,7 +452,7 @@ def failure_of(seed: int) -> str | None:
         return of_vectors(x) if x.dim() else x
 
     sizes = choose.choices((0, 1, 2, 3, 5, 17, 40), k=choose.randint(1, 2))
-    with config.override(LTC_TIER=tier):
+    with config.override(LTC_TIER=tier, LTC_NUM_DEVICES=1):
         for number in range(choose.choice((1, 3, 6))):
             values = drawn(check, choose, choose.choice(sizes))
             expected = outcome(check, values, laid_out)

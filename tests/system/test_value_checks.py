@@ -15,11 +15,17 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from tests import toy_vendor, value_checks
+from tests.recorders import forget_paths
 from tests.value_checks import CHECKS, difference, drawn, failure_of, outcome
 
 ROOT = Path(__file__).parents[2]
+AUTO = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": 1, "LTC_CACHE": 0}
 TIMES = 10  # in a process: interpreted, compiled, and for long
-SIZES = range(3, 12)
+
+
+@pytest.fixture(autouse=True)
+def no_path_is_known():
+    forget_paths()
 
 
 def assert_as_on_the_cpu(name: str, values: torch.Tensor) -> None:
@@ -40,9 +46,17 @@ def with_one_wrong(name: str, wrong) -> torch.Tensor:
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_wrong_value_raises_the_cpus_error_each_time(name, tier):
     values = with_one_wrong(name, CHECKS[name].wrong[0])
-    with config.override(LTC_TIER=tier):
+    with config.override(**AUTO | {"LTC_TIER": tier}):
         for _ in range(TIMES):
             assert_as_on_the_cpu(name, values)
+
+
+def test_the_first_run_is_interpreted_and_later_ones_are_compiled():
+    values = with_one_wrong("bce gradient", 2.0)[:3]
+    with config.override(**AUTO), metrics.counted() as grown:
+        for _ in range(TIMES):
+            assert_as_on_the_cpu("bce gradient", values)
+        assert grown["InterpretedPrograms"] and grown["TierUpFailed"]
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -64,15 +78,17 @@ def test_every_backend_refuses_it(name, backend):
         assert_as_on_the_cpu(name, with_one_wrong(name, CHECKS[name].right[-1]))
 
 
-@pytest.mark.parametrize(
-    "name", ["bce behind a layer", "bernoulli", "normal", "one_hot", "nanquantile"]
-)
+OF_ANY_SIZE = ("bce behind a layer", "bernoulli", "normal", "one_hot", "embedding by frequency")
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
 def test_sizes_that_change_are_looked_at_too(name):
-    check, choose = CHECKS[name], random.Random(0)
-    with config.override(LTC_TIER="auto"):
-        for size in SIZES:
-            for _ in range(2):
-                assert_as_on_the_cpu(name, drawn(check, choose, size))
+    check, choose, sizes = CHECKS[name], random.Random(0), iter(range(3, 300))
+    with config.override(**AUTO, LTC_CHECK=0), metrics.counted() as grown:
+        while not grown["SymbolicSizes"]:  # until one program runs at sizes that are new to it
+            assert_as_on_the_cpu(name, check.values([check.right[0]] * next(sizes)))
+        for _ in range(20):
+            assert_as_on_the_cpu(name, drawn(check, choose, next(sizes)))
 
 
 @pytest.mark.parametrize("seed", range(20))

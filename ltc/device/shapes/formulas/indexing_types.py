@@ -298,3 +298,16 @@ def _bags_gradient(
     if gradient.dtype not in FLOATS or mode not in (bag_types.SUM, bag_types.MEAN):
         return None
     return (((num_weights, gradient.shape[1]), gradient.dtype),)
+
+
+# --- what looks at its values: see hooks/checked_values.py ----------------------------------------
+
+
+@types_of("ltc::one_hot")
+def _one_hot(index: Any, num_classes: int) -> Types:
+    return (((*index.shape, num_classes), index.dtype),)
+
+
+@types_of("ltc::quantile_fractions")
+def _fractions(q: Any) -> Types:
+    return (type_of(q),)
