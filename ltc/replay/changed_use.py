@@ -1,4 +1,4 @@
-"""What one call can use that an earlier one could not, in words for whoever asks why it was recorded."""
+"""What one call can use that an earlier one could not, or that it changes itself, in words."""
 
 from __future__ import annotations
 
@@ -10,12 +10,57 @@ from typing import Any
 from ltc.replay.objects import attribute
 from ltc.replay.reachable import Reachable
 
+_TOGETHER = 40  # conditions that are looked at at once
+_OF_A_GRADIENT = re.compile(r"\.grad\b")
+
 
 def changed_use(now: Reachable, before: Reachable | None) -> str:
     """The first thing that is new, or not as it was then."""
     known = set(dict(_told(before))) if before is not None else set()
     found = (tell() for thing, tell in _told(now) if thing not in known)
     return next(found, "modes")
+
+
+def changed_itself(reachable: Reachable, args: tuple, kwargs: dict) -> str:
+    """An obstacle where the call, which is over, has changed what the next one finds; else "".
+
+    Gradients come and go: a replayed call gives them as well.
+    """
+    pinned = {f"v{n}": value for n, (_, value) in enumerate(reachable.pinned)}
+    texts = [one for one in reachable.conditions if not _OF_A_GRADIENT.search(one)]
+    found = [
+        f"[{one}, {one}.__class__] == [{name}, {name}.__class__]"
+        for name, (one, _) in zip(pinned, reachable.pinned)
+    ]
+    place = _first_that_fails([*texts, *found], {**reachable.constants, **pinned}, args, kwargs)
+    if place is None:
+        return ""
+    text = [*texts, *(one for one, _ in reachable.pinned)][place]
+    return (
+        f"it changes what it uses, and a replayed call does not; before: "
+        f"{_readable(reachable, text)}"
+    )
+
+
+def _first_that_fails(
+    conditions: list[str], names: dict[str, Any], args: tuple, kwargs: dict
+) -> int | None:
+    """The place of the first that is not true, or cannot be looked at."""
+    names |= {"args": args, "kwargs": kwargs}
+    for start in range(0, len(conditions), _TOGETHER):
+        together = conditions[start : start + _TOGETHER]
+        if not _holds(" and ".join(f"({one})" for one in together), names):
+            return next(
+                (start + n for n, one in enumerate(together) if not _holds(one, names)), start
+            )
+    return None
+
+
+def _holds(condition: str, names: dict[str, Any]) -> bool:
+    try:
+        return bool(eval(compile(condition, "<ltc replay>", "eval"), names))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 def _told(reachable: Reachable) -> Iterator[tuple[Any, Callable[[], str]]]:

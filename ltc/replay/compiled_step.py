@@ -17,7 +17,7 @@ from ltc.device.recording.sync import flush
 from ltc.device.recording.user_line import warn_user
 from ltc.errors import StepDiffers
 from ltc.profiling import spans
-from ltc.replay.changed_use import changed_use
+from ltc.replay.changed_use import changed_itself, changed_use
 from ltc.replay.handed_over import ChangesByItself
 from ltc.replay.objects import attribute
 from ltc.replay.observation import Observation, observed
@@ -114,7 +114,7 @@ class _Replays:
             self._unchecked += 1
             return plan.run(prepared, args, kwargs)
         result, seen = observed(self._function, args, kwargs, self._recorders)
-        self._note(seen)
+        self._note(seen, args, kwargs)
         return result
 
     def _recorders(self) -> list[Recorder]:
@@ -131,18 +131,18 @@ class _Replays:
 
     # --- calls that were recorded
 
-    def _note(self, seen: Observation) -> None:
+    def _note(self, seen: Observation, args: tuple, kwargs: dict) -> None:
         """Have calls like this one replayed, where there was one before."""
         metrics.count("ReplayRecordings")
         self._recorded += 1
-        obstacle = seen.obstacle or self._plan(seen)
+        obstacle = seen.obstacle or self._plan(seen, args, kwargs)
         self._obstacles = [*self._obstacles, obstacle] if obstacle else []
         if self._obstacles[-_SAME_OBSTACLE:] == [obstacle] * _SAME_OBSTACLE:
             self._refuse(obstacle)
         elif self._recorded > _TRIES:
             self._refuse(f"{_TRIES} calls in a row were different; the last: {self._difference}")
 
-    def _plan(self, seen: Observation) -> str:
+    def _plan(self, seen: Observation, args: tuple, kwargs: dict) -> str:
         """Why none can be made of calls like this one; "" where it is made, or one more is needed."""
         situation = seen.situation
         calls = self._alike.pop(situation, [])
@@ -158,6 +158,8 @@ class _Replays:
         _keep(self._alike, situation, calls, _SEEN)
         if len(calls) < 2:
             return ""
+        if changed := changed_itself(seen.reachable, args, kwargs):
+            return changed
         try:
             plan = ReplayPlan(calls)
         except ChangesByItself as reason:
@@ -194,7 +196,7 @@ class _Replays:
         expected = plan.calls[-1]
         if not seen.obstacle and seen.root is not expected.root:
             self._plans.pop(situation)  # recorded paths were forgotten meanwhile
-            self._note(seen)
+            self._note(seen, args, kwargs)
             return result
         difference = seen.obstacle or expected.difference(seen) or seen.other_number(scalars)
         if difference:

@@ -20,7 +20,7 @@ from ltc.device.recording.tensors import current_device, is_lazy
 from ltc.device.torch_device import state_if_any
 from ltc.replay.counters import multipliers
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
-from ltc.replay.reachable import Reachable
+from ltc.replay.reachable import Reachable, has_graph, is_leaf
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE
@@ -229,7 +229,7 @@ def _watched_graphs(tensors: Sequence[torch.Tensor], observer: CallObserver) -> 
 
     Such a graph may compute another thing the next time, and nothing in the call says so.
     """
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    nodes: list[Any] = [x.grad_fn for x in tensors if x.requires_grad and has_graph(x)]
     hooks = [node.register_prehook(lambda gradients: _hinder(observer)) for node in nodes]
     try:
         yield
@@ -342,7 +342,7 @@ def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
     found: dict[int, tuple[str, Any]] = {}
     for place, one in enumerate(seen.reachable.lazy):
         tensor = one.tensor
-        if not (tensor.requires_grad and tensor.is_leaf):
+        if not (tensor.requires_grad and is_leaf(tensor)):
             continue
         gradient = tensor.grad
         if gradient is None:
@@ -359,7 +359,7 @@ def _shared_gradient(seen: Observation) -> str:
     before = {one.expression: state for one, state in zip(reachable.lazy, aliases.states)}
     for place, one in enumerate(reachable.lazy):
         tensor = one.tensor
-        gradient = tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+        gradient = tensor.grad if tensor.requires_grad and is_leaf(tensor) else None
         state = None if gradient is None else state_if_any(gradient)
         if state is None or state is before.get(f"{one.expression}.grad"):
             continue

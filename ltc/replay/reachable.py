@@ -240,9 +240,11 @@ class Reachable(Conditions):
         if not tensor.requires_grad:
             return
         visit_hooks_of_tensor(self, tensor, expression)
-        if not tensor.is_leaf:
-            self.conditions.append(f"not {expression}.is_leaf")
+        if not is_leaf(tensor):
+            self.conditions.append(f"not {self.constant(is_leaf)}({expression})")
             return
+        if not is_fixed:
+            self.conditions.append(f"{self.constant(is_leaf)}({expression})")
         gradient = tensor.grad
         if gradient is None:
             self.conditions.append(f"{expression}.grad is None")
@@ -264,6 +266,21 @@ class Reachable(Conditions):
                 f"{expression}.device.type == {tensor.device.type!r}",
                 f"{expression}.requires_grad is {tensor.requires_grad}",
             ]
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires a gradient has one of its own."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view made under no_grad that was written to since: it is neither
+        return False
+
+
+def has_graph(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return False
 
 
 def _contents(cell: types.CellType) -> list[Any]:

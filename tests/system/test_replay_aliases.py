@@ -458,6 +458,41 @@ def test_gradients_that_go_on_into_the_graph_of_an_argument():
     alike(case)
 
 
+def test_an_argument_is_a_leaf_or_has_a_graph():
+    def case(device, compiled):
+        p = nn.Parameter(numbers(device, 4))
+        step = compiled(lambda x: (x * 3).sum().backward())
+        for number in range(12):
+            leaf = number < 4 or number == 7
+            x = numbers(device, 4).requires_grad_() if leaf else p * 2
+            step(x)
+            yield x.grad if leaf else p.grad
+
+    alike(case)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_a_view_of_a_parameter_is_written_to(mode):
+    def case(device, compiled):
+        p = nn.Parameter(numbers(device, 4, 3))
+
+        @compiled
+        def step(x):
+            with torch.no_grad():
+                x.mul_(2)
+            return p.detach() * 1
+
+        for k in (0, 0, 0, 1, 0, 2):
+            with mode():
+                x = p[k]
+            yield step(x)
+            yield step(x)
+            yield step(p.data[k])
+            yield p
+
+    alike(case)
+
+
 def test_gradients_that_go_on_into_another_graph():
     def case(device, compiled):
         p = nn.Parameter(numbers(device, 4))
@@ -698,6 +733,94 @@ def test_memory_that_is_exchanged_between_the_calls():
             yield step(numbers(device, 3, first=number))
             yield a
             yield b
+
+    alike(case)
+
+
+# --- what a call changes besides elements -------------------------------------------------------
+
+
+class Buffers:
+    def __init__(self, device):
+        self.one, self.other, self.turn = numbers(device, 3), numbers(device, 3, first=10), 0
+        self.listed = [self.one, self.other]
+        self.table = {"one": self.one, "other": self.other}
+
+
+def exchanges_attributes(held, x):
+    held.one, held.other = held.other, held.one
+    return held.one.add_(x) * 2
+
+
+def turns_a_list(held, x):
+    held.listed.reverse()
+    return held.listed[0].add_(x) * 2
+
+
+def exchanges_items(held, x):
+    table = held.table
+    table["one"], table["other"] = table["other"], table["one"]
+    return table["one"].add_(x) * 2
+
+
+def counts_to_two(held, x):
+    held.turn = (held.turn + 1) % 2
+    return held.listed[held.turn].add_(x) * 2
+
+
+def keeps_its_argument(held, x):
+    before, held.one = held.one, x
+    return before + x
+
+
+def keeps_a_view(held, x):
+    before, held.one = held.one, held.other[:]
+    held.other.add_(x)
+    return before * 2
+
+
+CHANGES = [exchanges_attributes, turns_a_list, exchanges_items, counts_to_two, keeps_its_argument]
+
+
+@pytest.mark.parametrize("function", CHANGES)
+def test_a_call_that_changes_what_the_next_one_finds_is_refused(function):
+    def case(device, compiled):
+        held = Buffers(device)
+        step = compiled(lambda x: function(held, x))
+        given = [numbers(device, 3), numbers(device, 3, first=7)]
+        for number in (0, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 1):
+            yield step(given[number])
+            yield from (held.one, held.other, *held.listed, *held.table.values())
+
+    with pytest.warns(UserWarning, match="it changes what it uses, and a replayed call does not"):
+        alike(case)
+
+
+def test_a_call_that_keeps_another_view_each_time_is_never_like_one_before():
+    def case(device, compiled):
+        held = Buffers(device)
+        step = compiled(lambda x: keeps_a_view(held, x))
+        for number in range(9):
+            yield step(numbers(device, 3, first=number))
+            yield held.one
+
+    assert not alike(case)["ReplayedCalls"]
+
+
+def test_a_mode_that_each_call_sets_is_set():
+    def case(device, compiled):
+        model = nn.BatchNorm1d(3).to(device)
+
+        @compiled
+        def evaluate(x):
+            model.eval()
+            return model(x).detach()
+
+        for number in range(9):
+            if number % 2 or number > 5:
+                model.train()
+            yield evaluate(numbers(device, 2, 3, first=number))
+            yield model.training
 
     alike(case)
 
