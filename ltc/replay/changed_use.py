@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ltc.replay.conditions import Number
 from ltc.replay.objects import attribute
 from ltc.replay.reachable import Reachable
 
@@ -26,6 +27,9 @@ def changed_itself(reachable: Reachable, args: tuple, kwargs: dict) -> str:
 
     Gradients come and go: a replayed call gives them as well.
     """
+    for number in reachable.numbers:
+        if repr(_value_now(number)) != repr(number.value):
+            return _changes(reachable, number.expression)
     pinned = {f"v{n}": value for n, (_, value) in enumerate(reachable.pinned)}
     texts = [one for one in reachable.conditions if not _OF_A_GRADIENT.search(one)]
     found = [
@@ -35,11 +39,22 @@ def changed_itself(reachable: Reachable, args: tuple, kwargs: dict) -> str:
     place = _first_that_fails([*texts, *found], {**reachable.constants, **pinned}, args, kwargs)
     if place is None:
         return ""
-    text = [*texts, *(one for one, _ in reachable.pinned)][place]
+    return _changes(reachable, [*texts, *(one for one, _ in reachable.pinned)][place])
+
+
+def _changes(reachable: Reachable, text: str) -> str:
     return (
         f"it changes what it uses, and a replayed call does not; before: "
         f"{_readable(reachable, text)}"
     )
+
+
+def _value_now(number: Number) -> Any:
+    """Of one in a table, such as a learning rate, which a schedule may have changed."""
+    if not isinstance(number.holder, dict):
+        return number.value
+    found = number.holder.get(number.key)
+    return found if number.part is None or not isinstance(found, tuple) else found[number.part]
 
 
 def _first_that_fails(

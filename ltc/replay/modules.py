@@ -1,4 +1,4 @@
-"""Modules and optimizers: what they hold, the hooks that run around them, and who steps."""
+"""Modules, optimizers and their schedules: what they hold, the hooks around them, and who steps."""
 
 from __future__ import annotations
 
@@ -105,6 +105,14 @@ def visit_optimizer(use: Conditions, optimizer: torch.optim.Optimizer) -> None:
         use.require(f"{groups}[{place}] is {use.constant(group)}")
         _visit_group(use, group, use.constant(group))
     _visit_state(use, optimizer, name)
+
+
+def visit_schedule(use: Conditions, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """The numbers by which it counts its steps, and what it sets the rates of."""
+    table = use.constant(vars(schedule))
+    for key, value in vars(schedule).items():
+        if isinstance(value, (int, float, list, torch.optim.Optimizer)):
+            use.visit(value, f"{table}[{key!r}]")
 
 
 def _visit_group(use: Conditions, group: dict, name: str) -> None:

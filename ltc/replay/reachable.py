@@ -26,7 +26,7 @@ from ltc.replay.containers import (
     visit_container,
 )
 from ltc.replay.indirect import follow_references, visit_indirect
-from ltc.replay.modules import visit_hooks_of_tensor, visit_module, visit_optimizer
+from ltc.replay.modules import visit_hooks_of_tensor, visit_module, visit_optimizer, visit_schedule
 from ltc.replay.objects import (
     attribute,
     globals_in,
@@ -152,6 +152,8 @@ class Reachable(Conditions):
             visit_module(self, value)
         elif isinstance(value, torch.optim.Optimizer):
             visit_optimizer(self, value)
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            visit_schedule(self, value)
         elif isinstance(value, CONTAINERS):
             visit_container(self, value, name)
             if type(value) not in PLAIN_CONTAINERS:

@@ -4,6 +4,7 @@ Each case is run on the CPU by Python alone, and replayed on ltc: all results an
 """
 
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -796,6 +797,30 @@ def test_a_call_that_changes_what_the_next_one_finds_is_refused(function):
         alike(case)
 
 
+@pytest.mark.parametrize("name", ["StepLR", "ExponentialLR", "LambdaLR"])
+def test_a_schedule_that_steps_inside_is_refused(name):
+    arguments = {"StepLR": (3, 0.5), "ExponentialLR": (0.5,), "LambdaLR": (lambda n: 0.5**n,)}
+
+    def case(device, compiled):
+        p = nn.Parameter(numbers(device, 3))
+        optimizer = torch.optim.SGD([p], lr=1.0)
+        schedule = getattr(torch.optim.lr_scheduler, name)(optimizer, *arguments[name])
+
+        @compiled
+        def step(x):
+            optimizer.zero_grad()
+            (p * x).sum().backward()
+            optimizer.step()
+            schedule.step()
+
+        for _ in range(9):
+            step(numbers(device, 3))
+            yield p
+            yield optimizer.param_groups[0]["lr"]
+
+    alike(case)
+
+
 def test_a_call_that_keeps_another_view_each_time_is_never_like_one_before():
     def case(device, compiled):
         held = Buffers(device)
@@ -823,6 +848,140 @@ def test_a_mode_that_each_call_sets_is_set():
             yield model.training
 
     alike(case)
+
+
+# --- the table of docs/how_a_step_runs.md -------------------------------------------------------
+
+
+def reading(w):
+    """A function that is given tensors, and uses w as well."""
+    return ltc.compile(lambda *given: sum((x * 1).sum() for x in given) + w.sum())
+
+
+def calls_with(*arguments):
+    """Calls, each with the arguments that a function of w and the call's number gives."""
+    w = numbers("ltc", 6, 4)
+    step = reading(w)
+    return step, [lambda n=n, given=given: step(*given(w, n)) for n, given in enumerate(arguments)]
+
+
+def anew(n):
+    return numbers("ltc", 4, 4, first=n)
+
+
+def two_parts(t):
+    return t[:, :-1], t[:, 1:]
+
+
+def gradients(before, inside):
+    """Calls of a function that sets gradients, before each of which they are set."""
+    p, flat = nn.Parameter(numbers("ltc", 4)), numbers("ltc", 8)
+    step = ltc.compile(lambda x: inside(p, flat, x))
+
+    def call():
+        before(p, flat)
+        step(p.detach()[:2] if before is not_set else p[:2])
+
+    return step, [call] * 6
+
+
+def not_set(p, flat):
+    p.grad = None
+
+
+def set_to_a_part(p, flat):
+    p.grad = flat[:4]
+
+
+def adds_to_it(p, flat, x):
+    (p * p).sum().backward()
+
+
+def sets_it(p, flat, x):
+    p.grad = flat.add_(1)[:4]
+
+
+def goes_on(p, flat, x):
+    (x * x).sum().backward()
+
+
+def returning(result):
+    w = numbers("ltc", 6, 4)
+    step = ltc.compile(lambda x: result(w.add_(1), x, x * 2))
+    return step, [lambda: step(numbers("ltc", 2))] * 6
+
+
+def exchanging(exchange):
+    held = Buffers("ltc")
+    step = ltc.compile(lambda x: (held.one.add_(x), exchange(held))[0] * 1)
+    return step, [lambda: step(numbers("ltc", 3))] * 8
+
+
+def exchange_data(held):
+    held.one.data, held.other.data = held.other.data, held.one.data
+
+
+def exchange_attributes(held):
+    held.one, held.other = held.other, held.one
+
+
+FORMS = {
+    "the same part of the same tensor in each call: `f(w[:3])`": (
+        "replayed", lambda: calls_with(*[lambda w, n: [w[:3]]] * 4)),
+    "the same parts of a tensor that is another one in each call: `f(t[:, :-1], t[:, 1:])`": (
+        "replayed",
+        lambda: calls_with(*[lambda w, n: two_parts(anew(n))] * 4)),
+    "one tensor twice in each call: `f(x, x)`": (
+        "replayed", lambda: calls_with(*[lambda w, n: [anew(n).add_(1)] * 2] * 4)),
+    "another part: `f(w[:3])`, then `f(w[1:4])`": (
+        "recorded", lambda: calls_with(*[lambda w, n: [w[:3]]] * 4, lambda w, n: [w[1:4]])),
+    "a part of another tensor: `f(w[:3])`, then `f(v[:3])`": (
+        "recorded", lambda: calls_with(*[lambda w, n: [w[:3]]] * 4, lambda w, n: [anew(n)[:3]])),
+    "a tensor of its own after a view, or the reverse: `f(w[:3])`, then `f(w[:3].clone())`": (
+        "recorded", lambda: calls_with(*[lambda w, n: [w[:3]]] * 4, lambda w, n: [w[:3].clone()])),
+    "one tensor after two, or the reverse: `f(x, y)`, then `f(x, x)`": (
+        "recorded",
+        lambda: calls_with(*[lambda w, n: [anew(n), anew(n)]] * 4, lambda w, n: [anew(n)] * 2)),
+    "a tensor that the function uses after one that it does not: `f(x)`, then `f(w)`": (
+        "recorded", lambda: calls_with(*[lambda w, n: [anew(n)]] * 4, lambda w, n: [w])),
+    "another part in each of 65 calls in a row": (
+        "refused", lambda: calls_with(*[lambda w, n: [w.as_strided((2,), (n % 20 + 1,), n // 20)]] * 66)),
+    "returns an argument, or a tensor that it uses: `return w`": (
+        "replayed", lambda: returning(lambda w, x, y: (w, x, y))),
+    "returns a view of one, or of another result: `return w[:1]`": (
+        "refused", lambda: returning(lambda w, x, y: w[:1])),
+    "adds to a gradient that is a view: `p.grad = flat[:4]` before the call": (
+        "replayed", lambda: gradients(set_to_a_part, adds_to_it)),
+    "makes a gradient a view: `p.grad = flat[:4]` inside": (
+        "refused", lambda: gradients(not_set, sets_it)),
+    "its backward goes on into the graph of an argument: `f(p[:2])`": (
+        "refused", lambda: gradients(lambda p, flat: setattr(p, "grad", None), goes_on)),
+    "gives a tensor other memory: `a.data = b`": (
+        "refused", lambda: exchanging(exchange_data)),
+    "changes what the next call finds: `held.a, held.b = held.b, held.a`": (
+        "refused", lambda: exchanging(exchange_attributes)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:ltc.compile")
+@pytest.mark.parametrize(("outcome", "make"), FORMS.values(), ids=FORMS)
+def test_what_becomes_of_a_form(outcome, make):
+    step, calls = make()
+    for call in calls[:-1]:
+        call()
+    with metrics.counted() as grown:
+        calls[-1]()
+    if step.refusal:
+        found = "refused"
+    else:
+        found = "replayed" if grown["ReplayedCalls"] else "recorded"
+    assert found == outcome, step.refusal
+
+
+def test_the_docs_tell_what_becomes_of_each_form():
+    page = (Path(__file__).parents[2] / "docs" / "how_a_step_runs.md").read_text()
+    for form, (outcome, _) in FORMS.items():
+        assert f"| {form} | {outcome} |\n" in page
 
 
 # --- words --------------------------------------------------------------------------------------
