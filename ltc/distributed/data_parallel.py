@@ -21,6 +21,7 @@ from ltc.device.hooks.names import supported_devices
 from ltc.device.recording import sync
 from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.distributed import world
+from ltc.distributed.loader_epoch import LoaderOptions
 from ltc.distributed.parallel_loader import ParallelLoader
 from ltc.distributed.transport import session
 from ltc.support.process.thread_frames import thread_frames
@@ -101,6 +102,7 @@ class DataParallel:
     ):
         if device_ids is None:
             device_ids = supported_devices() or []
+        LoaderOptions(**kwargs)  # a wrong one is an error of this line
         module = network if isinstance(network, nn.Module) else network()
         self._devices = _distinct([device_of(device) for device in device_ids])
         self._enumerate, self._kwargs = enumerate_batches, kwargs

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from ltc.support import tree
@@ -56,11 +57,10 @@ class LoaderOptions:
         if self.uneven not in UNEVEN:
             names = ", ".join(map(repr, UNEVEN))
             raise ValueError(f"uneven={self.uneven!r} is not one of {names}.")
-        if not isinstance(self.fixed_batch_size, bool):
+        if not isinstance(self.fixed_batch_size, (bool, numpy.bool_)):
             raise TypeError(
-                f"fixed_batch_size={self.fixed_batch_size!r} is a "
-                f"{type(self.fixed_batch_size).__name__}: it is True or False. The size itself is "
-                f"that of the first batch."
+                f"fixed_batch_size={self.fixed_batch_size!r} is neither True nor False. The size "
+                f"itself is that of the first batch."
             )
 
     def _check(self, name: str, meaning: str, least: int | None) -> None:

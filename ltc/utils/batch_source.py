@@ -128,7 +128,7 @@ class BatchSource:
         with self._books:
             for batch in batches:
                 if batch.number is not None:
-                    bisect.insort(self._returned, batch, key=lambda one: one.number)
+                    bisect.insort(self._returned, batch, key=lambda one: one.number or 0)
 
 
 def is_stream(source: Any) -> bool:

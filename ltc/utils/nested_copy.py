@@ -18,7 +18,6 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import (
     Callable,
     ItemsView,
-    Iterable,
     Iterator,
     KeysView,
     MutableMapping,
@@ -77,7 +76,7 @@ class _Form:
     """The parts of one kind of container, and the way back.
 
     content  its parts, attributes excepted
-    fill     puts new parts into an empty or copied shell; None for what is built from its parts
+    fill     puts new parts into an empty one, or into a copy of an object; None for what is built from its parts
     build    makes another one from new parts
     """
 
@@ -94,11 +93,8 @@ def _items(x: Any, keep: bool) -> list[Part]:
 
 def _fill_mapping(shell: Any, parts: list) -> None:
     kind = OrderedDict if isinstance(shell, OrderedDict) else dict
-    keys, values = parts[0::2], parts[1::2]
-    if len(shell) != len(keys) or any(a is not b for a, b in zip(dict.keys(shell), keys)):
-        kind.clear(shell)
-    for key, value in zip(keys, values):
-        kind.__setitem__(shell, key, value)  # not the subclass's own, which may do more
+    for key, value in zip(parts[0::2], parts[1::2]):
+        kind.__setitem__(shell, key, value)
 
 
 def _elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
@@ -111,14 +107,6 @@ def _elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
 
 def _kept_elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
     return lambda x, keep: [(part, True) for part in kind.__iter__(x)]
-
-
-def _filler(kind: Any, extend: Callable[[Any, Iterable], Any]) -> Callable[[Any, list], None]:
-    def fill(shell: Any, parts: list) -> None:
-        kind.clear(shell)
-        extend(shell, parts)
-
-    return fill
 
 
 def _tuple_like(x: Any, parts: list) -> Any:
@@ -144,9 +132,9 @@ _FORMS: tuple[tuple[type, _Form], ...] = (
         ),
     ),
     (dict, _Form(_items, _fill_mapping)),
-    (list, _Form(_elements(list), _filler(list, list.extend))),
-    (deque, _Form(_elements(deque), _filler(deque, deque.extend))),
-    (set, _Form(_kept_elements(set), _filler(set, set.update))),
+    (list, _Form(_elements(list), list.extend)),
+    (deque, _Form(_elements(deque), deque.extend)),
+    (set, _Form(_kept_elements(set), set.update)),
     (frozenset, _Form(_kept_elements(frozenset), build=lambda x, parts: type(x)(parts))),
     (tuple, _Form(_kept_elements(tuple), build=_tuple_like)),
     (
@@ -154,10 +142,23 @@ _FORMS: tuple[tuple[type, _Form], ...] = (
         _Form(_items, build=lambda x, parts: MappingProxyType(dict(zip(parts[0::2], parts[1::2])))),
     ),
 )
-_PLAIN_TUPLE = _Form(_elements(tuple), _filler(list, list.extend))
+_PLAIN_TUPLE = _Form(_elements(tuple), list.extend)
 _OBJECT_ARRAY = _Form(lambda x, keep: [(part, keep) for part in x.ravel()], _fill_array)
 _OBJECT = _Form(lambda x, keep: [], lambda shell, parts: None)
-_EMPTY = {tuple: list, list: list, dict: dict, set: set}  # shells of plain containers
+# An empty one of the same class, without its own methods, which may do more.
+_EMPTY: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (OrderedDict, lambda x: OrderedDict.__new__(type(x))),
+    (defaultdict, lambda x: _begun(defaultdict.__new__(type(x)), defaultdict, x.default_factory)),
+    (dict, lambda x: dict.__new__(type(x))),
+    (list, lambda x: list.__new__(type(x))),
+    (set, lambda x: set.__new__(type(x))),
+    (deque, lambda x: _begun(deque.__new__(type(x)), deque, (), x.maxlen)),
+)
+
+
+def _begun(new: Any, kind: Any, *arguments: Any) -> Any:
+    kind.__init__(new, *arguments)
+    return new
 
 
 def _form_of(x: Any, keep: bool) -> _Form | None:
@@ -325,8 +326,11 @@ class _Copy:
     def _shell(self, key: Key) -> Any:
         """Return a copy to be filled; the object itself if it cannot be copied and holds no leaf."""
         x = self._nodes[key].value
-        if type(x) in _EMPTY:
-            return _EMPTY[type(x)]()
+        if self._form(key) is _PLAIN_TUPLE:
+            return []
+        for kind, empty in _EMPTY:
+            if issubclass(type(x), kind):
+                return empty(x)
         try:
             shell = copy.copy(x)
         except Exception as error:

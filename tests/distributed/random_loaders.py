@@ -131,10 +131,10 @@ def described(x: Any, plain: bool = True, above: tuple = ()) -> Any:
     elif isinstance(x, (list, tuple, collections.deque)):
         parts = [described(part, plain, above) for part in x]
     else:
-        parts = []
+        parts = None
     slots = [(slot, getattr(x, slot)) for slot in getattr(kind, "__slots__", ())]
     attributes = [*slots, *getattr(x, "__dict__", {}).items()]
-    if not parts and not attributes:
+    if parts is None and not attributes:
         return name, repr(x)
     return name, parts, [(key, described(value, False, above)) for key, value in attributes]
 

@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -14,6 +15,7 @@ import ltc.distributed.parallel_loader as pl
 from ltc.debug import metrics, profiler
 from ltc.device.recording.tensors import state_of
 from ltc.distributed import loader_epoch
+from ltc.distributed.data_parallel import DataParallel
 from tests.distributed.loader_workers import need_semaphores
 
 DEVICES = ["ltc:0", "ltc:1"]
@@ -356,6 +358,49 @@ def test_wrong_arguments_are_named():
     for name in ("batches_per_execution", "loader_prefetch_size", "device_prefetch_size"):
         with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
             pl.MpDeviceLoader([], "ltc:0", **{name: 0}).__iter__()
+
+
+NUMBERS = ("batches_per_execution", "loader_prefetch_size", "device_prefetch_size", "batchdim")
+
+
+@pytest.mark.parametrize(
+    "number", [1.5, 2.0, float("nan"), True, "2", None, [1], torch.tensor(1.5)]
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_is_no_integer_is_refused_where_the_loader_is_made(name, number):
+    text = rf"{name}=.* is a {type(number).__name__}: it is .*, an integer"
+    with pytest.raises(TypeError, match=text):
+        pl.MpDeviceLoader([], "ltc:0", **{name: number})
+    with pytest.raises(TypeError, match=text):
+        pl.ParallelLoader([], ["ltc:0"], **{name: number})
+    with pytest.raises(TypeError, match=text):
+        DataParallel(torch.nn.Linear(1, 1), ["ltc:0"], **{name: number})
+
+
+@pytest.mark.parametrize("number", [0, -1, numpy.int64(0)])
+@pytest.mark.parametrize("name", NUMBERS[:3])
+def test_a_number_of_batches_below_one_is_refused_where_the_loader_is_made(name, number):
+    with pytest.raises(ValueError, match=f"{name}={number} must be at least 1"):
+        pl.MpDeviceLoader([], "ltc:0", **{name: number})
+
+
+@pytest.mark.parametrize("number", [2, numpy.int32(2), torch.tensor(2)])
+def test_integers_of_other_libraries_count_batches(number):
+    loader = pl.MpDeviceLoader(numbered(8), "ltc:0", batches_per_execution=number, batchdim=-1)
+    with metrics.counted() as grown:
+        assert values(loader) == [*range(8)]
+    assert grown["MarkStep"] == 5
+
+
+def test_other_wrong_arguments_are_named():
+    with pytest.raises(TypeError, match="fixed_batch_size=8 is neither True nor False"):
+        pl.MpDeviceLoader([], "ltc:0", fixed_batch_size=8)
+    with pytest.raises(TypeError, match="batch_dim"):
+        pl.MpDeviceLoader([], "ltc:0", batch_dim=0)
+    with pytest.raises(TypeError, match="takes a list of them"):
+        pl.ParallelLoader([], "ltc:0")
+    with pytest.raises(ValueError, match="names ltc:0 twice"):
+        pl.ParallelLoader([], ["ltc:0", 0])
 
 
 def test_uploads_are_counted_as_transfers():

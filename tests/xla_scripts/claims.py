@@ -108,6 +108,36 @@ def check_a_device_is_a_value():
     assert f"{device:>8}" == "   xla:1" and repr(device) == "device(type='xla', index=1)"
 
 
+def check_a_loader_serves_a_device_by_every_name_of_it():
+    pl = importlib.import_module("torch_xla.distributed.parallel_loader")
+    xm = importlib.import_module("torch_xla.core.xla_model")
+    names = (
+        torch.device("xla:0"),
+        "xla:0",
+        "xla",
+        torch.device("xla"),
+        0,
+        "ltc:0",
+        xm.xla_device(),
+    )
+    for made_with in names:
+        loader = pl.ParallelLoader([(torch.ones(2, 2),)] * 3, [made_with])
+        for asked_with in names:
+            seen = [batch[0] for batch in loader.per_device_loader(asked_with)]
+            assert [x.device == torch.device("ltc:0") for x in seen] == [True] * 3
+        assert [x.sum().item() for (x,) in pl.PerDeviceLoader(loader, "xla:0")] == [4.0] * 3
+        assert loader.next_item(torch.device("xla:0"))[0].device == xm.xla_device()
+        loader.close()
+    for wrong in ("xla:1", torch.device("xla:1"), "ltc:1"):
+        loader = pl.ParallelLoader([], ["xla:0"])
+        try:
+            loader.per_device_loader(wrong)
+        except (KeyError, RuntimeError) as error:
+            assert "1" in str(error)
+        else:
+            raise AssertionError(f"{wrong} was served")
+
+
 def check_ignored_advice_is_told_once_at_the_line_that_gives_it():
     import torch_xla.backends as backends
 
