@@ -221,8 +221,10 @@ class Epoch:
             self.source.hand_back_error(error)
 
     def is_over(self) -> bool:
-        """Whether nobody can get a batch from it any more."""
-        return all(ready.is_over() for ready in self._ready.values())
+        """Whether nobody can get a batch from it any more, nor from what it goes on in."""
+        if self._successor is not None:
+            return self._successor.is_over()
+        return not self.is_wanted()
 
     # --- of its reader
 
@@ -230,7 +232,7 @@ class Epoch:
         """Return what iterates over the source, once those who left it are out of it."""
         earlier = [other for other in self.source.epochs() if other._number < self._number]
         for other in earlier:
-            if other.is_over():
+            if not other.is_wanted():
                 other.thread.join()
         with self.source.used_alone():
             iterator = iter(loader)
@@ -248,8 +250,10 @@ class Epoch:
         return iterator
 
     def reads(self, iterator: Iterator) -> bool:
-        """Whether it reads from that very iterator."""
-        return self._iterator is not None and self._iterator() is iterator
+        """Whether it is the one that reads from that very iterator."""
+        if self._iterator is None or self._successor is not None:
+            return False
+        return self._iterator() is iterator
 
     def go_on_in(self, successor: Epoch) -> None:
         """Its iterator was begun anew for another loop: as without ltc, both share what follows."""
@@ -274,8 +278,8 @@ class Epoch:
             self._asked.clear()
 
     def is_wanted(self) -> bool:
-        """Whether any device takes batches."""
-        return not self.is_over()
+        """Whether any device takes batches of its own reader."""
+        return not all(ready.is_over() for ready in self._ready.values())
 
     def note_first(self) -> None:
         self._first.set()

@@ -19,13 +19,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import ltc.distributed.parallel_loader as pl
 from ltc import config
 from ltc.utils.batch_source import is_stream, source_of
-from tests.distributed.loader_workers import need_semaphores
+from tests.distributed.loader_workers import need_semaphores, wait_until_no_loader_thread_runs
 from tests.distributed.random_loaders import judged
 from tests.drawn import seed
 
 DEVICES = ["ltc:0", "ltc:1"]
 COUNT = 20
 SEED = seed("FUZZ_SEED")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    yield
+    wait_until_no_loader_thread_runs()
 
 
 def values(loader) -> list[int]:

@@ -16,10 +16,14 @@ from ltc.debug import metrics, profiler
 from ltc.device.recording.tensors import state_of
 from ltc.distributed import loader_epoch
 from ltc.distributed.data_parallel import DataParallel
-from tests.distributed.loader_workers import need_semaphores
+from tests.distributed.loader_workers import (
+    HANG_SECONDS,
+    loader_threads,
+    need_semaphores,
+    wait_until_no_loader_thread_runs,
+)
 
 DEVICES = ["ltc:0", "ltc:1"]
-HANG_SECONDS = 600  # of a machine that is busy with other things
 
 
 def numbered(count: int) -> list[torch.Tensor]:
@@ -35,17 +39,6 @@ def both(loader: pl.ParallelLoader) -> list[list[int]]:
     consumers = [iter(loader.per_device_loader(device)) for device in DEVICES]
     rounds = list(zip(*consumers))
     return [[int(batch) for batch in column] for column in zip(*rounds)]
-
-
-def loader_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("ltc loader")]
-
-
-def wait_until_no_loader_thread_runs():
-    """Threads end after the loop they served, not with it; a hang fails by the suite's limit."""
-    for thread in loader_threads():
-        thread.join(HANG_SECONDS)
-    assert not loader_threads()
 
 
 @pytest.fixture(autouse=True)
