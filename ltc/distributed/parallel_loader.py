@@ -26,21 +26,23 @@ __all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
 class ParallelLoader:
     """Deals the batches of a loader to devices, batch i to `devices[i % n]`, some ahead of use.
 
-    loader                its batches may be nested data; their CPU tensors are uploaded, and
-                          tuples arrive as lists (see ltm.send_cpu_data_to_device)
+    loader                its batches may be nested data; all tensors in them are moved, and
+                          containers keep their kind (see docs/distributed.md, "Loaders")
     devices               the `ltc` devices to deal to
     batchdim              the dimension of a tensor that counts its samples
     batches_per_execution a consumer ends its step at every so many batches
-    loader_prefetch_size  batches per device that wait on the host
-    device_prefetch_size  batches per device that wait on the device
+    loader_prefetch_size  batches per device that are read ahead, together with
+    device_prefetch_size  these; each is uploaded before the loader is asked for the next
     fixed_batch_size      end before the first batch whose size along `batchdim` differs
     uneven                what becomes of last batches that are fewer than the devices: "drop"
                           leaves them out, "pad" deals them again until all devices have one,
                           "error" raises ValueError, before the first batch where len(loader) says
 
-    Each device goes through the epochs at its own pace, at most one ahead of the others.
-    Raises ValueError without devices, for another `uneven`, or a number of batches below one. An
-    error of the loader, or of an upload, is raised where the batch is asked for.
+    Each device goes through the epochs at its own pace, at most one ahead of the others. The loops
+    over an iterator, which has one pass, share its position.
+    Raises ValueError without devices, for one that comes twice, for another `uneven`, or a number of
+    batches below one, and TypeError for a number that is no integer. An error of the loader, or of
+    an upload, is raised where the batch is asked for.
 
     >>> from ltc.distributed.parallel_loader import ParallelLoader
     >>> loader = ParallelLoader([torch.ones(2), torch.zeros(2)], ["ltc:0"])
@@ -261,9 +263,10 @@ class MpDeviceLoader:
     device  where they arrive, ahead of use
     kwargs  of ParallelLoader
 
-    Each batch but the first ends the step before it, and so does the end of the epoch. An error of
-    the loader, or of an upload, is raised where the batch is asked for; ValueError for arguments
-    that ParallelLoader refuses.
+    Each batch but the first ends the step before it, and so does the end of the epoch. A loop that is
+    left early leaves the batches of an iterator, such as a generator, to the next loop. An error of
+    the loader, or of an upload, is raised where the batch is asked for; ValueError and TypeError for
+    arguments that ParallelLoader refuses.
 
     >>> from ltc.distributed.parallel_loader import MpDeviceLoader
     >>> loader = MpDeviceLoader([torch.ones(2), torch.zeros(2)], "ltc")
