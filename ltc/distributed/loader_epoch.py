@@ -91,6 +91,14 @@ def uneven_error(batches: int, devices: int) -> ValueError:
     )
 
 
+def _begun_elsewhere(device: Any) -> RuntimeError:
+    return RuntimeError(
+        f"A DataLoader with persistent workers has one iterator, and another loop, for other devices "
+        f"than {device}, has begun it anew. Give each device a DataLoader of its own, or all of them "
+        f"one ParallelLoader."
+    )
+
+
 class Epoch:
     """One reading of the loader: its thread, and the channels between that and the consumers.
 
@@ -153,10 +161,10 @@ class Epoch:
             raise
         return self._successor.get(device)
 
-    def attach(self, device) -> None:
-        """One more loop wants the device's batches."""
+    def attach(self, device, loops: int = 1) -> None:
+        """So many more loops want the device's batches."""
         with self._lock:
-            self._takers[device] += 1
+            self._takers[device] += loops
 
     def leave(self, device) -> None:
         """A loop wants no more batches; the last one that leaves ends the thread."""
@@ -164,7 +172,8 @@ class Epoch:
             return  # locks copied in the middle of something are better left alone
         with self._lock:
             if self._successor is not None:
-                self._successor.leave(device)
+                if device in self._successor._ready:
+                    self._successor.leave(device)
                 return
             self._takers[device] -= 1
             if self._takers[device] == 0:
@@ -258,12 +267,14 @@ class Epoch:
     def go_on_in(self, successor: Epoch) -> None:
         """Its iterator was begun anew for another loop: as without ltc, both share what follows."""
         with self._lock:
-            for device, count in self._takers.items():
-                for _ in range(count if device in successor._ready else 0):
-                    successor.attach(device)
             successor.hold(self._holders)
             self._successor = successor
-            self.stop(None)
+            for device, count in self._takers.items():
+                if device in successor._ready:
+                    successor.attach(device, count)
+                    self._end(device, None)
+                else:
+                    self._end(device, _begun_elsewhere(device))
 
     def deal(self, batches: Sequence[ReadBatch]) -> bool:
         """Hand each device its batch, waiting for room; False where no device wants any."""

@@ -45,6 +45,7 @@ Part = tuple[Any, bool]  # an object, and whether a plain tuple stays one there
 
 # A batch refers to them and does not hold what they lead to.
 _REFERRED = (torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_ATOMS = {int, float, complex, bool, str, bytes, type(None)}  # they hold nothing, and never change
 _PLAIN = {dict, OrderedDict, defaultdict, list, tuple, deque}  # in them a tuple becomes a list
 _OPAQUE_VIEWS = (KeysView, ValuesView, ItemsView)
 
@@ -229,18 +230,25 @@ class _Survey:
 
     def __init__(self, value: Any, is_leaf: Callable[[Any], bool]):
         self.nodes: dict[Key, _Node] = {}
+        self.atoms: dict[Key, Any] = {}
         self.root = _key(value, False)
+        self._meet(value, is_leaf)
+        for key, node in self.nodes.items():
+            for part in (*node.content, *node.attributes):
+                if part not in self.atoms:
+                    self.nodes[part].holders.append(key)
+
+    def _meet(self, value: Any, is_leaf: Callable[[Any], bool]) -> None:
         stack: list[Part] = [(value, False)]
         while stack:
             x, keep = stack.pop()
             key = _key(x, keep)
-            if key not in self.nodes:
+            if type(x) in _ATOMS:
+                self.atoms[key] = x
+            elif key not in self.nodes:
                 node = self.nodes[key] = _Node(x, keep, is_leaf(x))
                 if node.form is not None:
                     stack.extend(reversed(self._parts(node)))
-        for key, node in self.nodes.items():
-            for part in (*node.content, *node.attributes):
-                self.nodes[part].holders.append(key)
 
     def _parts(self, node: _Node) -> list[Part]:
         assert node.form is not None
@@ -272,12 +280,13 @@ class _Copy:
         self._survey, self._nodes = survey, survey.nodes
         self._replace, self._with_arrays = replace, with_arrays
         self._holding = survey.holders_of_leaves()
-        self._new: dict[Key, Any] = {}
+        self._new: dict[Key, Any] = dict(survey.atoms)
         self._opened: list[Key] = []  # containers and objects to make again, holders first
         self._leaves: list[Key] = []
 
     def result(self) -> Any:
-        self._choose()
+        if self._survey.root in self._nodes:
+            self._choose()
         old = [self._nodes[key].value for key in self._leaves]
         self._new.update(zip(self._leaves, self._replace(old) if old else (), strict=True))
         for key in self._opened:
@@ -296,7 +305,7 @@ class _Copy:
 
     def _choose(self) -> None:
         """Sort what the copy consists of: leaves, what is made again, and what stays as it is."""
-        stack, met = [self._survey.root], {self._survey.root}
+        stack, met = [self._survey.root], {self._survey.root, *self._survey.atoms}
         while stack:
             key = stack.pop()
             node = self._nodes[key]
@@ -342,7 +351,8 @@ class _Copy:
         return shell
 
     def _is_other(self, key: Key) -> bool:
-        return self._new[key] is not self._nodes[key].value
+        node = self._nodes.get(key)
+        return node is not None and self._new[key] is not node.value
 
     def _build(self, key: Key) -> None:
         """Make an object of fixed parts, and before it those of its parts that are fixed as well."""

@@ -463,6 +463,17 @@ def test_loops_side_by_side_over_persistent_workers_are_those_of_pytorch():
         assert [(int(a), int(b)) for a, b in zip(loader, loader)] == expected
 
 
+def test_loops_for_other_devices_over_persistent_workers_say_so():
+    need_semaphores()
+    workers = DataLoader(Counted(), batch_size=None, num_workers=1, persistent_workers=True)
+    options = {"loader_prefetch_size": 1, "device_prefetch_size": 1}  # it is not read to its end
+    first = iter(pl.MpDeviceLoader(workers, "ltc:0", **options))
+    assert int(next(first)) == 0
+    assert values(pl.MpDeviceLoader(workers, "ltc:1", **options)) == [*range(9)]
+    with pytest.raises(RuntimeError, match="than ltc:0, has begun it anew"):
+        next(first)
+
+
 def test_a_device_that_is_behind_gets_the_rest_of_its_epoch():
     need_semaphores()
     workers = DataLoader(Stored(), batch_size=None, num_workers=2, persistent_workers=True)
