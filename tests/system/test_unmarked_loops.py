@@ -21,7 +21,7 @@ def recorder():
     """That of a thread which has never marked a step."""
     ltm.mark_step(wait=True)
     recorder = device_at(0).recorder()
-    recorder.has_marks = False
+    recorder.steps_between_marks, recorder.steps_since_mark = ({}, {}), {}
     yield recorder
     ltm.mark_step(wait=True)
 
@@ -62,29 +62,146 @@ def test_a_loop_without_marks_is_cut_where_one_would_stand(recorder, optimizers)
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_loop_with_marks_is_left_alone():
-    loop = Loop(optimizers=2)
-    with metrics.counted() as grown:
-        for _ in range(3):
-            for _ in range(5):  # a critic's steps
-                loop.step()
-            ltm.mark_step()
-    assert grown["ImpliedMark"] == 0
+def implied(run, times: int) -> list[int]:
+    """How many marks were implied in each call."""
+    found = []
+    for _ in range(times):
+        with metrics.counted() as grown:
+            run()
+        found.append(grown["ImpliedMark"])
+    return found
 
 
-def test_too_many_steps_between_two_marks_are_cut():
+def steps(loop: Loop, count: int):
+    """Makes that many steps, then marks."""
+
+    def run() -> None:
+        for _ in range(count):
+            loop.step()
+        ltm.mark_step()
+
+    return run
+
+
+@pytest.mark.parametrize("count", [2, 5, unmarked_loops.MAX_STEPS_OF_A_PROGRAM])
+def test_a_loop_with_marks_after_equally_many_steps_is_left_alone(recorder, count):
+    loop = Loop()
+    assert implied(steps(loop, count), 6) == [count - 1] * 2 + [0] * 4
+    on_cpu = Loop("cpu")
+    for _ in range(6 * count):
+        on_cpu.step()
+    torch.testing.assert_close(loop.weights(), on_cpu.weights())
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_a_loop_that_marks_each_step_is_left_alone(recorder, optimizers):
+    assert implied(steps(Loop(optimizers=optimizers), 1), 5) == [0] * 5
+
+
+def test_a_critic_with_several_steps_is_left_alone(recorder):
+    critic, generator = Loop(), Loop()
+
+    def run() -> None:
+        for _ in range(5):
+            critic.step()
+        generator.step()
+        ltm.mark_step()
+
+    assert implied(run, 5) == [4, 4, 0, 0, 0]
+
+
+def test_marks_after_other_numbers_of_steps_each_time_are_not_awaited(recorder):
+    loop = Loop()
+    assert [implied(steps(loop, count), 1)[0] for count in (3, 5, 4, 6, 5)] == [2, 4, 3, 5, 4]
+
+
+def test_an_evaluation_that_marks_leaves_the_loop_around_it_unmarked(recorder):
+    loop, count = Loop(), unmarked_loops.MAX_STEPS_OF_A_PROGRAM + 4
+    assert implied(steps(loop, count), 4) == [count - 1] * 4
+
+
+def test_marks_of_the_setup_say_nothing_of_the_loop(recorder):
     loop = Loop()
     ltm.mark_step()
+
+    def ten_steps_and_a_read() -> None:
+        for _ in range(10):
+            loss = loop.step()
+        loss.item()
+
+    assert implied(ten_steps_and_a_read, 3) == [9, 10, 10]
+
+
+def test_a_marked_loop_says_nothing_of_an_unmarked_one_behind_it(recorder):
+    for made in (1, 4):
+        implied(steps(Loop(), made), 4)
+        loop = Loop()
+        assert implied(loop.step, 6) == [0, 1, 1, 1, 1, 1]
+        ltm.mark_step()
+
+
+def test_the_same_optimizer_without_its_marks_is_cut_once_they_are_missed(recorder):
+    loop = Loop()
+    implied(steps(loop, 4), 4)
     with metrics.counted() as grown:
-        for _ in range(unmarked_loops.STEPS_BETWEEN_MARKS + 3):
-            loop.step()
-    assert grown["ImpliedMark"] == 3
-    ltm.mark_step()
-    with metrics.counted() as grown:
+        assert implied(loop.step, 7) == [0, 0, 0, 0, 1, 1, 1]
+    assert grown["TrimIrGraph"] == 0
+
+
+def test_marks_that_are_missed_are_noticed_across_reads(recorder):
+    loop = Loop()
+    implied(steps(loop, 4), 4)
+
+    def three_steps_and_a_read() -> None:
         for _ in range(3):
-            loop.step()
+            loss = loop.step()
+        loss.item()
+
+    assert implied(three_steps_and_a_read, 3) == [0, 2, 3]
+
+
+def test_a_read_in_each_step_ends_recordings_alone(recorder):
+    loop = Loop()
+    assert implied(lambda: loop.step().item(), 4) == [0] * 4
+
+
+def test_gradients_that_are_accumulated_over_marks_are_left_alone(recorder):
+    loop = Loop()
+    model, optimizer = loop.models[0], loop.optimizers[0]
+
+    def run() -> None:
+        for _ in range(3):
+            F.mse_loss(model(loop.x), loop.x[:, :3]).backward()
             ltm.mark_step()
-    assert grown["ImpliedMark"] == 0
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert implied(run, 4) == [0] * 4
+
+
+def test_optimizer_step_marks(recorder):
+    loop = Loop()
+
+    def run() -> None:
+        F.mse_loss(loop.models[0](loop.x), loop.x[:, :3]).backward()
+        ltm.optimizer_step(loop.optimizers[0], barrier=True)
+
+    assert implied(run, 4) == [0] * 4
+
+
+def test_replayed_steps_say_nothing_of_a_loop_behind_them(recorder):
+    loop = Loop()
+    replayed = ltc.compile(loop.step)
+    for _ in range(5):
+        replayed()
+    assert implied(loop.step, 4) == [0, 1, 1, 1]
+
+
+def test_marks_of_another_thread_say_nothing_of_this_ones_loop(recorder):
+    thread = threading.Thread(target=lambda: implied(steps(Loop(), 4), 4))
+    thread.start()
+    thread.join()
+    assert implied(Loop().step, 4) == [0, 1, 1, 1]
 
 
 def test_an_optimizer_of_another_device_marks_nothing(recorder):

@@ -1,6 +1,8 @@
-"""A loop that nobody marks: where the same optimizer steps again, a step mark would have stood.
+"""A loop without marks: where the same optimizer steps again, a step mark would have stood.
 
 Without one its steps would be recorded one behind the other, and compiled as one ever longer program.
+Marks of another loop, before or around this one, tell nothing of it. But where the user marks after
+equally many steps each time, as with a critic, the next mark is awaited that long.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
-from ltc.device.recording.recorder import Recorder, devices_in_use
+from ltc.device.recording.recorder import OptimizerSteps, Recorder, devices_in_use
 from ltc.device.recording.sync import flush
 from ltc.profiling import spans
 
-# That one optimizer makes between two marks of a loop that has some: those of a critic, say.
-STEPS_BETWEEN_MARKS = 16
+# Steps of one program share the cost of its launch: 16 leave a sixteenth of it to each, and more than
+# that are an epoch with an evaluation that marks.
+MAX_STEPS_OF_A_PROGRAM = 16
 
 
 def install() -> None:
@@ -44,15 +47,32 @@ def _device_of(optimizer: Optimizer) -> torch.device | None:
 
 
 def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
-    steps, key = recorder.optimizer_steps, id(optimizer)
-    steps[key] = steps.get(key, 0) + 1
-    allowed = STEPS_BETWEEN_MARKS if recorder.has_marks else 1
-    marks = recorder.marked_by is not None and recorder.marked_by() is optimizer
-    if marks or steps[key] > allowed:
-        if not marks:  # from now on at once: a loop's step is one recording
-            recorder.marked_by = ref(optimizer)
+    """End the recording if it has several steps of the optimizer, and more than the user marks behind."""
+    in_recording = _count(recorder.optimizer_steps, optimizer)
+    since_mark = _count(recorder.steps_since_mark, optimizer)
+    is_marker = recorder.marked_by is not None and recorder.marked_by() is optimizer
+    if is_marker or (in_recording > 1 and since_mark > _awaited_steps(recorder, optimizer)):
+        recorder.marked_by = ref(optimizer)  # from now on at once: a loop's step is one recording
         metrics.count("ImpliedMark")
         began = spans.now()
         flush(recorder)
         if spans.timeline is not None:
             spans.timeline.end_step(began)
+
+
+def _count(steps: OptimizerSteps, optimizer: Optimizer) -> int:
+    count = _steps_of(steps, optimizer, 0) + 1
+    steps[id(optimizer)] = ref(optimizer), count
+    return count
+
+
+def _steps_of(steps: OptimizerSteps, optimizer: Optimizer, otherwise: int) -> int:
+    """How many it has made, and no other that had its id and is gone."""
+    made_by, count = steps.get(id(optimizer), (None, 0))
+    return count if made_by is not None and made_by() is optimizer else otherwise
+
+
+def _awaited_steps(recorder: Recorder, optimizer: Optimizer) -> int:
+    """How many steps it makes before the user marks: equally many twice, or else one."""
+    last_but_one, last = (_steps_of(x, optimizer, 1) for x in recorder.steps_between_marks)
+    return last if last == last_but_one <= MAX_STEPS_OF_A_PROGRAM else 1

@@ -67,7 +67,7 @@ class OpByOp:
         self.follows_reads = recorder.short_reads.run_at_once
         self._late_at = LATE if self.follows_reads else sys.maxsize
         self.is_over, self._since_read, self._reads = False, now(), 0
-        self._optimizer_steps, self._noted_at = 0, -1
+        self._noted_at = -1
         self.next_look = min(FEW, self._late_at)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
@@ -108,12 +108,9 @@ class OpByOp:
 
     def _has_trained(self) -> bool:
         """Whether an optimizer has made a step since this was last asked."""
-        by_optimizer = self.recorder.optimizer_steps
-        if not by_optimizer:
-            return False
-        steps = sum(by_optimizer.values())
-        before, self._optimizer_steps = self._optimizer_steps, steps
-        return steps > before
+        has_trained = bool(self.recorder.optimizer_steps)
+        self.recorder.optimizer_steps.clear()
+        return has_trained
 
     def bind(self, state: Any) -> CallResult:
         """The value of a state that has a buffer."""
@@ -153,7 +150,7 @@ class OpByOp:
             elif not self._reads:
                 self.recorder.short_reads.note_unread()
         _STEPS.happened(self._noted_at > 0, self.calls - max(0, self._noted_at))
-        self._noted_at, self._reads, self._optimizer_steps = self.calls, 0, 0
+        self._noted_at, self._reads = self.calls, 0
         self.recorder.optimizer_steps.clear()
 
     def bind_all(self, states: list[Any]) -> list[CallResult]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -185,6 +185,10 @@ class TakesOtherPath(Interrupted):
         self.recorder, self.way = recorder, way
 
 
+# By id, since an optimizer may have no hash: which one it is, and its count.
+OptimizerSteps: TypeAlias = "dict[int, tuple[ref[torch.optim.Optimizer], int]]"
+
+
 class Recorder:
     """The recording of one thread on one device.
 
@@ -202,8 +206,10 @@ class Recorder:
     roots    where paths begin, by torch's default dtype: it decides types that no call names
     recordings   how many have ended
     interrupted  whether another thread ended the recording: a kernel under way must read anew
-    optimizer_steps  how many steps each optimizer has made in this recording, by its id
-    has_marks    whether the user ends steps
+    optimizer_steps  how many steps each optimizer has made in this recording, or since a read
+             that did not end it
+    steps_since_mark  how many steps each has made since the user's last mark
+    steps_between_marks  the same between the last marks but one, and between the last two
     marked_by    weakly the optimizer whose step ends a recording, where nobody else does; else None
     drawn        the seed of the random call that is being recorded, which may have to begin anew
     fork_evidence  the first place where it left every known path; else None
@@ -239,7 +245,8 @@ class Recorder:
         "now",
         "drawn",
         "optimizer_steps",
-        "has_marks",
+        "steps_since_mark",
+        "steps_between_marks",
         "marked_by",
         "short_reads",
         "novelty",
@@ -264,8 +271,9 @@ class Recorder:
         self.op_by_op: OpByOp | None = None
         self.now: OpByOp | None = None
         self.drawn: int | None = None
-        self.optimizer_steps: dict[int, int] = {}
-        self.has_marks = False
+        self.optimizer_steps: OptimizerSteps = {}
+        self.steps_since_mark: OptimizerSteps = {}
+        self.steps_between_marks: tuple[OptimizerSteps, OptimizerSteps] = ({}, {})
         self.marked_by: ref[torch.optim.Optimizer] | None = None
         self.fork: tuple[Entry, tuple] | None = None
         self.fork_evidence: Fork | None = None
@@ -535,6 +543,13 @@ class Recorder:
             entry = entry.parent
         calls.reverse()
         return calls
+
+    def note_mark(self) -> None:
+        """The user marks the end of a step; a mark without an optimizer's step says nothing of a loop."""
+        self.marked_by = None
+        if self.steps_since_mark:
+            self.steps_between_marks = (self.steps_between_marks[1], self.steps_since_mark)
+            self.steps_since_mark = {}
 
     def restart(self) -> None:
         """Begin a new recording; forget every path where LTC_MAX_RECORDED entries are exceeded."""

@@ -407,7 +407,7 @@ def end_step(device: Device) -> None:
     passes = recorder.op_by_op is not None and recorder.op_by_op.passes_mark()
     if passes or recorder.nothing_pending:  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
-    recorder.has_marks, recorder.marked_by = True, None
+    recorder.note_mark()
     timeline = spans.timeline
     began = 0 if timeline is None else spans.now()
     try:
