@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ltc.checkpointing import checked_archive
 from ltc.checkpointing.safetensors_format import DamagedFile
 from ltc.support.tree import for_each_instance_rewrite
 
@@ -49,7 +50,7 @@ def is_old(path: str) -> bool:
 def load(path: str, device: torch.device) -> Any:
     """The data of an old checkpoint; no class but those of the format is ever made."""
     with torch.serialization.safe_globals(_WRITERS):
-        structure = torch.load(path, weights_only=True)
+        structure = _read(path)
     return for_each_instance_rewrite(
         structure, TensorReference, lambda reference: _tensor(path, reference, device)
     )
@@ -60,7 +61,15 @@ def _tensor(path: str, reference: TensorReference, device: torch.device) -> torc
     if type(number) is not int:
         raise DamagedFile(f"{path}: it refers to the tensor {number!r}, which is no number.")
     file = f"{path}.tensors/tensor_{number}.pt"
-    return torch.load(file, map_location="cpu", weights_only=True).to(device)
+    return _read(file).to(device)
+
+
+def _read(path: str) -> Any:
+    """What a file of the checkpoint holds; one of torch's older format has no checksums."""
+    with open(path, "rb") as file:
+        is_archive = file.read(len(_ZIP)) == _ZIP
+    read = checked_archive.load if is_archive else torch.load
+    return read(path, map_location="cpu", weights_only=True)
 
 
 def remove_tensors_of(path: str) -> None:

@@ -45,6 +45,7 @@ from ltc.core.replicas import (
 )
 from ltc.core.training import (
     add_step_closure,
+    load,
     mark_step,
     optimizer_step,
     reduce_gradients,
@@ -100,6 +101,7 @@ __all__ = [
     "lazy_device_hw",
     "lazy_real_devices",
     "lazy_replication_devices",
+    "load",
     "mark_step",
     "master_print",
     "mesh_reduce",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ltc.checkpointing import checked_archive
 from ltc.checkpointing.saving import save_for_cpu
 from ltc.device.recording import sync
 from ltc.device.recording.tensors import current_device, device_of
@@ -172,6 +173,24 @@ def save(
     save_for_cpu(data, file_or_path, not master_only or world.is_master(local=not global_master))
     if barrier:
         world.meet("ltc.core.lazy_model.save")
+
+
+def load(
+    file_or_path: Any, map_location: Any = None, *, weights_only: bool = True, mmap: bool = False
+) -> Any:
+    """torch.load of a file that `save` or torch.save wrote, with its checksums compared.
+
+    map_location, weights_only, mmap  as torch.load takes them. With `mmap` the file is read once to
+                                      be checked, and what changes in it later is not noticed
+
+    torch.load itself ignores the checksums, so a damaged file gives other values. Raises DamagedFile,
+    with the file and the record, where one differs, and where the file has none.
+
+    >>> ltm.save({"weight": torch.ones(2, device="ltc")}, "model.pt")
+    >>> ltm.load("model.pt", map_location="ltc")
+    {'weight': tensor([1., 1.], device='ltc:0')}
+    """
+    return checked_archive.load(file_or_path, map_location, weights_only, mmap)
 
 
 make_entrances(globals(), __all__)

@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from ltc.amp.grad_scaler import GradScaler
+from ltc.checkpointing import checked_archive
 from ltc.integrations.around import around
 from ltc.integrations.asked_for import asked_for
 from ltc.support.torch_private import DEVICE_TYPE
@@ -84,7 +85,7 @@ def _save_state(original: Callable, *args, **kwargs) -> Any:
 def _load_state(original: Callable, *args, **kwargs) -> Any:
     loaded = original(*args, **kwargs)
     if (file := _file(original, args, kwargs)).exists():
-        torch.get_device_module(DEVICE_TYPE).set_rng_state_all(torch.load(file, weights_only=True))
+        torch.get_device_module(DEVICE_TYPE).set_rng_state_all(checked_archive.load(file))
     return loaded
 
 

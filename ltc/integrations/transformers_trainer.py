@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ltc.checkpointing import checked_archive
 from ltc.integrations.around import around
 from ltc.support.torch_private import DEVICE_TYPE
 
@@ -61,7 +62,7 @@ def _save_rng_state(original: Callable, trainer: Any, output_dir: str) -> None:
 def _load_rng_state(original: Callable, trainer: Any, checkpoint: str | None) -> None:
     original(trainer, checkpoint)
     if checkpoint is not None and (file := _file(trainer, checkpoint)).exists():
-        torch.get_device_module(DEVICE_TYPE).set_rng_state_all(torch.load(file, weights_only=True))
+        torch.get_device_module(DEVICE_TYPE).set_rng_state_all(checked_archive.load(file))
 
 
 def _file(trainer: Any, folder: str) -> Path:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from ltc.checkpointing import checked_archive
+from ltc.checkpointing.safetensors_format import DamagedFile
 from ltc.support.atomic_file import replacing
 
 
@@ -73,10 +76,17 @@ class CachedDataset(Dataset):
         path = self._path_of(index)
         if not path.exists():
             return self._compute(index, path)
-        data = path.read_bytes()
-        if self._metadata["compress"]:
-            data = gzip.decompress(data)
-        return torch.load(io.BytesIO(data), weights_only=False)
+        file = io.BytesIO(self._decompressed(path)) if self._metadata["compress"] else path
+        return checked_archive.load(file, weights_only=False)
+
+    @staticmethod
+    def _decompressed(path: Path) -> bytes:
+        try:
+            return gzip.decompress(path.read_bytes())
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DamagedFile(
+                f"{path} is damaged: {error}. Remove it: the sample is then computed again."
+            ) from error
 
     def warmup(self) -> None:
         """Compute and write every sample that is not on disk yet."""

@@ -1,11 +1,14 @@
 """Damaged and crafted checkpoints, by the thousand: each is refused by name, or loads harmlessly.
 
-    python scripts/stress/fuzz_checkpoints.py --count 10000 [--first 0]
+    python scripts/stress/fuzz_checkpoints.py --count 10000 [--first 0] [--kind xser|archive]
 
 A file is made from its number alone, so `--first N --count 1` repeats one. Files with flipped, lost
 or added bytes must raise DamagedFile. Crafted ones, whose checksums are right and whose content is
 not, may load if they are harmless: then every tensor is read. Anything else is a finding: another
 error, a crash, more than 512 MB of memory, more than 10 seconds, a new file, code that ran.
+
+An archive, a file of ltm.save that ltm.load reads, is only damaged: in each of its records and in its
+directory. It must raise DamagedFile or give exactly what was saved.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import io
+import itertools
 import json
 import random
 import resource
@@ -21,12 +26,14 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 
 MEMORY_BYTES = 512 << 20
@@ -272,17 +279,115 @@ def read_all(loaded: Any) -> None:
             stack.extend(x)
 
 
-def run(first: int, count: int) -> dict[int, str]:
+# --- archives -----------------------------------------------------------------------------------
+
+
+def state() -> dict[str, Any]:
+    """What an archive holds here: nothing but what torch.load makes by default."""
+    x = torch.arange(24.0)
+    kinds = (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
+    made: dict[str, Any] = {str(kind): (x + 1).to(kind) for kind in kinds}
+    return made | {"view": x[3:9], "base": x, "empty": x[:0], "numbers": [1.5, -7, "text", None]}
+
+
+def stretch(start: int, end: int, choose: random.Random) -> tuple[int, int]:
+    """A short part of the bytes [start, end)."""
+    first = choose.randrange(start, end)
+    return first, min(end, first + choose.choice([1, 4, 16, 64]))
+
+
+def flipped_between(content: bytearray, start: int, end: int, choose: random.Random) -> None:
+    for _ in range(choose.choice([1, 1, 3])):
+        content[choose.randrange(start, end)] ^= 1 << choose.randrange(8)
+
+
+def zeroed_between(content: bytearray, start: int, end: int, choose: random.Random) -> None:
+    first, last = stretch(start, end, choose)
+    content[first:last] = bytes(last - first)
+
+
+def swapped_between(content: bytearray, start: int, end: int, choose: random.Random) -> None:
+    (a, b), width = sorted(choose.choices(range(start, end), k=2)), choose.choice([1, 4, 8])
+    if a + width <= b and b + width <= end:
+        content[a : a + width], content[b : b + width] = (
+            content[b : b + width], content[a : a + width],
+        )  # fmt: skip
+
+
+def exchange_records(content: bytearray, infos: list, choose: random.Random) -> None:
+    """The bytes of two records of one length change places."""
+    size = choose.choice([24, 192])
+    first, second = choose.sample([info for info in infos if info.file_size == size], 2)
+    a, b = (
+        i.header_offset + 30 + sum(content[i.header_offset + 26 : i.header_offset + 30 : 2])
+        for i in (first, second)
+    )
+    content[a : a + size], content[b : b + size] = content[b : b + size], content[a : a + size]
+
+
+def damaged_archive(number: int, original: bytes) -> bytes:
+    """An archive with one part damaged: a record, its header, the directory, or the length."""
+    choose, content = random.Random(number), bytearray(original)
+    with zipfile.ZipFile(io.BytesIO(original)) as archive:
+        infos, directory = archive.infolist(), archive.start_dir
+    starts = sorted(info.header_offset for info in infos) + [directory]
+    places = [*itertools.pairwise(starts), (directory, len(content))]
+    start, end = places[number % len(places)]  # every record, and the directory
+    if choose.random() < 0.1:
+        return bytes(choose.choice((truncated, lengthened, with_a_hole))(content, choose))
+    if choose.random() < 0.1:
+        exchange_records(content, infos, choose)
+        return bytes(content)
+    change = choose.choice((flipped_between, zeroed_between, swapped_between))
+    change(content, start, end, choose)
+    return bytes(content)
+
+
+def finding_in_archive(number: int, original: bytes, folder: Path) -> str | None:
+    """What is wrong with how a damaged archive is treated; None where all is well."""
+    path, expected = folder / "file", state()
+    content = damaged_archive(number, original)
+    path.write_bytes(content)
+    started = time.perf_counter()
+    try:
+        source = io.BytesIO(content) if number % 3 == 1 else path
+        loaded = ltm.load(source, mmap=number % 3 == 2)
+        outcome = None if same(loaded, expected) else "other values"
+    except xser.DamagedFile as error:
+        text = str(error)
+        named = "BytesIO" if number % 3 == 1 else str(path)
+        outcome = None if len(text) < 2000 and named in text else f"text: {text}"
+    except Exception as error:
+        outcome = f"{type(error).__name__}: {error}"
+    return "it took too long" if time.perf_counter() - started > SECONDS else outcome
+
+
+def same(x: Any, y: Any) -> bool:
+    """True if two states are equal to the bit."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype is y.dtype and x.shape == y.shape and x.tolist() == y.tolist()
+    if isinstance(x, dict):
+        return list(x) == list(y) and all(same(x[key], y[key]) for key in x)
+    if isinstance(x, list):
+        return len(x) == len(y) and all(map(same, x, y))
+    return x == y
+
+
+KINDS = {"xser": (xser.save, sample, finding), "archive": (ltm.save, state, finding_in_archive)}
+
+
+def run(first: int, count: int, kind: str = "xser") -> dict[int, str]:
     """The findings among `count` files, by number."""
     findings = {}
+    save, made, look = KINDS[kind]
     torch.manual_seed(0)  # files are made from their numbers alone
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name)
-        xser.save(sample(), folder / "file")
+        save(made(), folder / "file")
         original = (folder / "file").read_bytes()
         for number in range(first, first + count):
-            found = finding(number, original, folder)
+            found = look(number, original, folder)
             if found is not None:
                 findings[number] = found
     return findings
@@ -297,14 +402,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, default="xser")
     parser.add_argument("--here", action="store_true", help="in this process, as the parent asks")
     chosen = parser.parse_args(arguments)
     if not chosen.here:  # in a child, because a crash is a finding too
         command = [sys.executable, __file__, *arguments, "--here"]
         return subprocess.run(command).returncode
-    run(chosen.first, 1)  # whatever the first load needs is no part of the limit
+    run(chosen.first, 1, chosen.kind)  # whatever the first load needs is no part of the limit
     limit_memory()
-    findings = run(chosen.first, chosen.count)
+    findings = run(chosen.first, chosen.count, chosen.kind)
     for number, found in list(findings.items())[:50]:
         print(f"file {number}: {found[:300]}")
     print(f"{chosen.count} files, {len(findings)} findings")

@@ -36,6 +36,7 @@ LAYERS = [
         "utils.rate_tracker",
         "checkpointing.tree_codec",
         "checkpointing.safetensors_format",
+        "checkpointing.checked_archive",
     ],
     ["ir"],
     ["aten", "passes", "llvm"],
