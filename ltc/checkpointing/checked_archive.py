@@ -24,6 +24,7 @@ from ltc.checkpointing.safetensors_format import DamagedFile
 
 CHUNK_BYTES = 4 << 20  # read at a time where torch does not read the record itself
 _BEGINNING = b"PK\x03\x04"
+_NOTE, _NOTE_BYTES = b"PK\x07\x08", (16, 24)  # the "data descriptor" behind a record
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, bytes of the name, bytes of the padding
 _IN_UTF_8 = 0x800  # the flag of a record's name
 _NO_DIRECTORY = (  # the errors of zipfile where the directory holds anything
@@ -161,8 +162,7 @@ class _Archive:
         records = [self._record(info) for info in infos]
         ends = [info.header_offset for info in infos[1:]] + [end]
         for record, limit in zip(records, ends):
-            if record.end > limit:
-                self._refuse_record(record.name, "reaches into what follows")
+            self._check_end(record, limit)
         return records
 
     def _record(self, info: zipfile.ZipInfo) -> _Record:
@@ -179,6 +179,15 @@ class _Archive:
             self._refuse_record(info.filename, "is compressed, as torch.save leaves none")
         start = info.header_offset + _LOCAL_HEADER.size + name_bytes + padding
         return _Record(info.filename, start, start + info.file_size, info.CRC)
+
+    def _check_end(self, record: _Record, limit: int) -> None:
+        """Require that nothing but the note of a streamed record is between its end and `limit`."""
+        if record.end == limit:
+            return
+        self._file.seek(record.end)
+        note = self._file.read(len(_NOTE)) == _NOTE and limit - record.end in _NOTE_BYTES
+        if not note:
+            self._refuse_record(record.name, "does not end where the next one begins")
 
     # --- checks ---------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from ltc.checkpointing.safetensors_format import (
     DamagedFile,
     Header,
     TensorEntry,
+    bytes_of_type,
     is_list_of_places,
     is_shape,
     read_header,
@@ -24,6 +25,7 @@ from ltc.checkpointing.safetensors_format import (
 )
 from ltc.checkpointing.tree_codec import DTYPES, check_table, find, from_table
 from ltc.device.recording.tensors import upload_many
+from ltc.support.process import machine_memory
 from ltc.support.torch_private import DEVICE_TYPE
 
 MAPPED_BYTES = 1 << 20  # smaller tensors are read: a process may map some 65 thousand areas only
@@ -238,6 +240,12 @@ def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
     held = entry.numel() * entry.dtype.itemsize
     if 0 not in shape and (last + 1) * dtype.itemsize > held:
         raise ValueError(f"a view reaches element {last} of a tensor of {held} bytes")
+    nbytes = bytes_of_type(dtype, shape)
+    if nbytes > max(held, machine_memory.total()):  # it repeats elements, as `expand` does
+        raise ValueError(
+            f"a view makes {nbytes} bytes of {held}, and this process can have "
+            f"{machine_memory.total()} at most"
+        )
     if entry.dtype is not dtype:
         flat = entry.reshape(-1)
         flat = flat[: held // dtype.itemsize * dtype.itemsize // entry.dtype.itemsize]

@@ -21,6 +21,7 @@ Table = list[Node]
 
 DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
 _MAX_KEY_PARTS = 10_000  # hashing shared tuples costs their size when written out
+MAX_REPEATS = 1000  # how much longer a walk over all places may be than the table that is read
 
 
 # --- data to nodes ----------------------------------------------------------------------------
@@ -32,9 +33,15 @@ def to_table(data: Any, tensor_payload: Callable[[torch.Tensor], list]) -> Table
     tensor_payload  what stands in the node of a tensor
 
     Raises TypeError for a part of another kind, ValueError for data that contain themselves; both
-    say where.
+    say where. Raises ValueError too for parts that are shared so often that no walk over all places
+    ends.
     """
-    return _Writer(tensor_payload).table_of(data)
+    table = _Writer(tensor_payload).table_of(data)
+    try:
+        _check_places(table)
+    except ValueError as error:
+        raise ValueError(f"The data can not be saved: {error}.") from None
+    return table
 
 
 def tensors_of(data: Any) -> list[tuple[str, torch.Tensor]]:
@@ -230,6 +237,26 @@ def check_table(table: Any) -> None:
                 raise ValueError(f"node {position}, a {kind}, names parts that are not before it")
         elif kind != "tensor" and kind not in _FROM_SCALAR:
             raise ValueError(f"node {position} is of the unknown kind {kind[:40]!r}")
+    _check_places(table)
+
+
+def _check_places(table: Table) -> None:
+    """Raise ValueError where sharing makes data of far more places than the table has.
+
+    Sixty lists that each hold the one before twice are 2**60 places: every program that walks over
+    what it loaded would hang.
+    """
+    named = sum(len(node[-1]) for node in table if node[0] in _FROM_PARTS)
+    most = MAX_REPEATS * (1 + named)
+    places: list[int] = []
+    for position, node in enumerate(table):
+        parts = node[-1] if node[0] in _FROM_PARTS else ()
+        places.append(1 + sum(places[part] for part in parts))
+        if places[-1] > most:
+            raise ValueError(
+                f"node {position}, a {node[0]}, has more than {most} places, of {len(table)} parts: "
+                f"what is shared may stand in {MAX_REPEATS} places each"
+            )
 
 
 def find(table: Table, key: str) -> int:

@@ -181,7 +181,18 @@ def test_records_may_not_lie_over_each_other(path):
     at = content.index(size * 2, directory)  # of data/0: as long as the rest of the file
     content[at : at + 8] = (directory - bytes_of[0]).to_bytes(4, "little") * 2
     path.write_bytes(content)
-    with pytest.raises(xser.DamagedFile, match="data/0' that reaches into what follows"):
+    with pytest.raises(xser.DamagedFile, match="data/0' that does not end where the next"):
+        ltm.load(path)
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(1), torch.ones(2), torch.ones(24)])
+def test_a_record_whose_entry_is_all_zeros_is_not_empty(path, tensor):
+    torch.save([tensor, torch.ones(3)], path)
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02", content.rindex(b"state/byteorder") - 46 + 1)
+    content[entry + 16 : entry + 28] = bytes(12)  # checksum and both sizes
+    path.write_bytes(content)
+    with pytest.raises(xser.DamagedFile, match="data/0' that does not end where the next"):
         ltm.load(path)
 
 
