@@ -2,7 +2,8 @@
 
 schema, call, promote   an overload's arguments, one recorded call, torch's type promotion
 unnamed_dtype           which calls depend on torch's default dtype, and which that was
-registry, extern        which rule traces which overload; calls that have none
+registry, expansion     which rule traces which overload; calls become a graph
+extern                  a call that has no rule
 rules, nn               the formulas: general families, and layers of networks
 """
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
-from ltc.aten.registry import expand
+from ltc.aten.expansion import expand
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.sync import exclusively, value_of

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar, parts_of_kind
-from ltc.aten.registry import expand
+from ltc.aten.expansion import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interpreter.call_kernel import NotInterpretable
 from ltc.backends.interpreter.expanded_call import ExpandedCall

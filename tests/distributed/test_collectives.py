@@ -13,7 +13,7 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.aten.call import Numbering
-from ltc.aten.registry import expand
+from ltc.aten.expansion import expand
 from ltc.backends.llvm.backend import prepared
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.core import functions

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ltc import config
 from ltc.aten import registry
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
+from ltc.aten.expansion import expand
 from ltc.backends.eager import EagerBackend
 from ltc.device.recording.signature import Signature
 from ltc.ir import ops
@@ -52,7 +53,7 @@ class Recording:
 
     def graph(self, outputs) -> Graph:
         with config.override(LTC_CHECK="1"):
-            return pipeline.run(registry.expand(self.calls, tuple(outputs)))
+            return pipeline.run(expand(self.calls, tuple(outputs)))
 
     def run(self, outputs, donated=frozenset()):
         outputs = list(outputs)

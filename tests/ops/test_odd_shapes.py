@@ -14,6 +14,7 @@ from ltc.aten import registry
 from ltc.aten.nn import normalization
 from ltc.debug import metrics
 from ltc.errors import InvalidGraph
+from ltc.ir import build
 from tests.drawn import seeds
 from tests.odd_shapes import calls, failures
 from tests.recorders import process_of_one_device
@@ -92,7 +93,7 @@ def broken_rule(monkeypatch):
 
     def transposed(x):
         rows, columns = x.shape
-        return registry.build.reshape(x, (columns, rows))
+        return build.reshape(x, (columns, rows))
 
     monkeypatch.setitem(registry.RULES, "aten::sin", registry.Rule(transposed, {}, False))
     registry.rule_of.cache_clear()
@@ -118,7 +119,7 @@ def test_where_a_formula_fails_torchs_kernel_runs_and_a_counter_says_so(broken_r
 
 
 def test_statistics_are_one_number_for_each_channel():
-    vector, matrix = (registry.build.full(shape, 0.0, torch.float32) for shape in ((3,), (3, 1)))
+    vector, matrix = (build.full(shape, 0.0, torch.float32) for shape in ((3,), (3, 1)))
     assert normalization._is_per_channel(3, vector, None)
     assert not normalization._is_per_channel(3, vector, matrix)
     assert not normalization._is_per_channel(4, vector)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ltc.aten.call import name_of_overload
+from ltc.aten.expansion import apply
 from ltc.aten.extern import extern, made_by_kernel
-from ltc.aten.registry import apply, rule_of, traces
+from ltc.aten.registry import rule_of, traces
 from ltc.aten.value_views import changes_values
 from ltc.ir import build, ops
 from ltc.ir.node import Node, Operand, make

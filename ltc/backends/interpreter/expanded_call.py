@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ltc.aten.call import Call, CallResult, Numbering
-from ltc.aten.registry import expand_alone, values_read_by
+from ltc.aten.expansion import expand_alone, values_read_by
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.call_kernel import CallKernel, Slots, Values
 from ltc.backends.interpreter.exact_draws import is_drawn_by_reference

@@ -87,6 +87,7 @@ def run_on_repetitions(signature: Signature, values: list):
     base that lies in memory as the CPU's would.
     """
     state = state_of(values[0])
+    assert state.base is not None  # what is no view has each element once
     whole = host_value(state.base).clone()
     copies = [_view_of(whole, state.chain), *[_each_tensor(_read, value) for value in values[1:]]]
     _call(signature, copies)

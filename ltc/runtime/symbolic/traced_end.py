@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ltc.aten.call import Call, CallResult, Numbering
-from ltc.aten.registry import expand
+from ltc.aten.expansion import expand
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
