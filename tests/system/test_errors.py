@@ -259,3 +259,53 @@ def test_a_number_that_can_not_be_read_leaves_the_next_step_at_its_beginning():
         ltm.mark_step(wait=True)
     assert recorder.last is recorder.root
     assert (total + 1).sum().item() == 36
+
+
+# --- the CPU's words for values out of range -------------------------------------------------------
+
+OUT_OF_RANGE = {
+    "a negative class": lambda d: F.one_hot(torch.tensor([0, -1]).to(d), 3),
+    "a class too large": lambda d: F.one_hot(torch.tensor([[0], [5]]).to(d), 3),
+    "a negative class of unknown many": lambda d: F.one_hot(torch.tensor([0, -1]).to(d)),
+    "no classes": lambda d: F.one_hot(torch.tensor([0, 1]).to(d), 0),
+    "classes that are floats": lambda d: F.one_hot(torch.tensor([0.0, 1.0]).to(d), 3),
+    "a rank above one": lambda d: torch.quantile(torch.rand(5).to(d), 1.5),
+    "a negative rank": lambda d: torch.quantile(torch.rand(5).to(d), -0.1),
+    "a rank among others": lambda d: torch.quantile(
+        torch.rand(5).to(d), torch.tensor([0.5, 1.5]).to(d)
+    ),
+    "a rank that is no number": lambda d: torch.quantile(
+        torch.rand(5).to(d), torch.tensor(torch.nan).to(d)
+    ),
+    "a rank of what is not NaN": lambda d: torch.nanquantile(
+        torch.rand(2, 5).to(d), torch.tensor([-1.0]).to(d), dim=1
+    ),
+    "ranks of another dtype": lambda d: torch.quantile(
+        torch.rand(5).to(d), torch.tensor([0.5], dtype=torch.float64).to(d)
+    ),
+    "quantiles of integers": lambda d: torch.quantile(torch.arange(5).to(d), 0.5),
+    "quantiles of none": lambda d: torch.quantile(torch.rand(0).to(d), 0.5),
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_RANGE)
+@pytest.mark.compared
+def test_values_out_of_range_are_refused_in_the_cpus_words(device, case):
+    """Thrice: the first time may be on another tier."""
+    texts = []
+    for _ in range(3):
+        with pytest.raises(RuntimeError) as caught:
+            OUT_OF_RANGE[case](device).cpu()
+        texts.append(str(caught.value).splitlines()[0])
+    return texts
+
+
+@pytest.mark.compared
+def test_ones_of_classes_and_quantiles_of_many_ranks(device):
+    classes = torch.tensor([[0, 2], [1, 1]]).to(device)
+    x = torch.rand(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x, q = x.to(device).requires_grad_(), torch.tensor([0.2, 0.9], dtype=torch.float64).to(device)
+    found = torch.quantile(x, q, dim=1)
+    found.sum().backward()
+    none = F.one_hot(classes[:0], 3)
+    return F.one_hot(classes, 4), F.one_hot(classes), none, found.detach(), x.grad
