@@ -17,7 +17,7 @@ from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.backends.reference import movement_ops, reduction_calls
+from ltc.backends.reference import movement_ops, reduction_calls, value_checks
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.reference.own_memory import copied, in_memory, made_by, owned
@@ -34,7 +34,6 @@ from ltc.backends.reference.window_ops import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
-from ltc.errors import OutOfRangeIndexError
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
@@ -73,29 +72,6 @@ def _cast(node: Node) -> Compute:
 def _bitcast(node: Node) -> Compute:
     dtype = node.dtype
     return lambda x: x.contiguous().view(dtype)
-
-
-def _wrap_index(node: Node) -> Compute:
-    size, lowest, message = (node.attr(name) for name in ("size", "lowest", "message"))
-
-    def compute(index: torch.Tensor) -> torch.Tensor:
-        wrong = (index < lowest) | (index >= size)
-        if wrong.any():
-            raise OutOfRangeIndexError(message.format(index[wrong][0].item()))
-        return torch.where(index < 0, index + size, index)
-
-    return compute
-
-
-def _check(node: Node) -> Compute:
-    message = node.attr("message")
-
-    def compute(x: torch.Tensor, holds: torch.Tensor) -> torch.Tensor:
-        if not holds.all():
-            raise RuntimeError(message.format(x[~holds][0].item()))
-        return x.clone()
-
-    return compute
 
 
 def _random_bits(node: Node) -> Compute:
@@ -206,8 +182,8 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.WHERE: _calls(torch.where),
     ops.CAST: _cast,
     ops.BITCAST: _bitcast,
-    ops.WRAP_INDEX: _wrap_index,
-    ops.CHECK: _check,
+    ops.WRAP_INDEX: value_checks.wrap_index,
+    ops.CHECK: value_checks.check,
     ops.SUM: reduction_calls.over_dims(reduction_calls.sum_of_dims),
     ops.PROD: reduction_calls.over_dims(reduction_calls.product_of_dims),
     ops.MAX: reduction_calls.over_dims(torch.amax),

@@ -71,6 +71,7 @@ def check(x: Node, holds: Node, message: str) -> Node:
 
     What needs the result needs the check: nothing else keeps it.
     """
+    assert holds.dtype == torch.bool
     return make(ops.CHECK, x, expand(holds, x.shape), message=message)
 
 

@@ -93,7 +93,7 @@ def bitcast(x: TensorType, *, dtype: torch.dtype) -> TensorType:
     return TensorType(dtype, x.shape)
 
 
-def same(x: TensorType, **_: Any) -> TensorType:
+def same(x: TensorType, *_: TensorType, **__: Any) -> TensorType:
     return x
 
 
@@ -209,13 +209,6 @@ def scatter(
 def wrapped_index(index: TensorType, *, size: int, lowest: int, message: str) -> TensorType:
     _need(index.dtype == torch.int64, "an index is i64", index)
     return index
-
-
-def checked(x: TensorType, holds: TensorType, *, message: str) -> TensorType:
-    _need(
-        holds.dtype == torch.bool and holds.shape == x.shape, "a check needs a bool each", x, holds
-    )
-    return x
 
 
 def matmul(x: TensorType, y: TensorType) -> TensorType:

@@ -123,7 +123,7 @@ BITCAST = _elementwise("bitcast", infer.bitcast)  # dtype of the same size
 WRAP_INDEX = _elementwise("wrap_index", infer.wrapped_index)  # size, lowest, message
 # x, where `holds` is True everywhere.  May fail: a RuntimeError with `message`, the first element
 # of x for which it is False in place of {}, if those are integers.
-CHECK = _elementwise("check", infer.checked)  # (x, holds) message
+CHECK = _elementwise("check", infer.same)  # (x, holds) message
 
 # Reductions over `dims`, which disappear.  Low precision sums in f32 and rounds once.
 SUM = _op("sum", infer.reduce, "reduce")

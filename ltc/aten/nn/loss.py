@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ltc.aten.extern import extern, made_by_kernel
+from ltc.aten.legal_values import fraction
 from ltc.aten.promote import promote
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
-from ltc.aten.value_checks import fraction
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like, make

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ltc.aten.legal_values import fraction
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
-from ltc.aten.value_checks import fraction
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand, like, make

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ltc.aten.legal_values import fraction
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
-from ltc.aten.value_checks import fraction
 from ltc.ir import build
 from ltc.ir.node import Node, Operand, like
 from ltc.ir.tensor_type import TensorType
