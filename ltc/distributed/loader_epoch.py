@@ -159,33 +159,44 @@ class Epoch:
         except BaseException:
             self._error = None
             raise
-        return self._successor.get(device)
+        return self._latest().get(device)
 
-    def attach(self, device, loops: int = 1) -> None:
-        """So many more loops want the device's batches."""
+    def _latest(self) -> Epoch:
+        """The reading in which this one goes on at last: itself, where its iterator is still its own."""
+        epoch = self
+        while epoch._successor is not None:
+            epoch = epoch._successor
+        if epoch is not self:
+            self._successor = epoch
+        return epoch
+
+    def take_over(self, device, loops: int) -> None:
+        """So many loops, new ones or of an earlier reading, take the device's batches here."""
         with self._lock:
             self._takers[device] += loops
+
+    def join(self, device, devices: Sequence, options: LoaderOptions) -> bool:
+        """Have one more loop take the device's batches here, if a loader of these options may."""
+        with self._lock:
+            if os.getpid() != self._process or self._key != (tuple(devices), options):
+                return False
+            if self._successor is not None or device in self._left:
+                return False
+            if self._ready[device].is_over() and self._error is None and self._takers[device] == 0:
+                return False
+            self._takers[device] += 1
+            return True
 
     def leave(self, device) -> None:
         """A loop wants no more batches; the last one that leaves ends the thread."""
         if os.getpid() != self._process:
             return  # locks copied in the middle of something are better left alone
-        with self._lock:
-            if self._successor is not None:
-                if device in self._successor._ready:
-                    self._successor.leave(device)
-                return
-            self._takers[device] -= 1
-            if self._takers[device] == 0:
-                self._end(device, None)
-
-    def is_open(self, device, devices: Sequence, options: LoaderOptions) -> bool:
-        """Whether a loop of that device can go on here, for a loader of these devices and options."""
-        if os.getpid() != self._process or self._key != (tuple(devices), options):
-            return False
-        if self._successor is not None or device in self._left:
-            return False
-        return self._error is not None or not self._ready[device].is_over()
+        epoch = self._latest()
+        with epoch._lock:
+            if device in epoch._takers:
+                epoch._takers[device] -= 1
+                if epoch._takers[device] == 0:
+                    epoch._end(device, None)
 
     # --- of its loaders
 
@@ -198,13 +209,11 @@ class Epoch:
         """A loader is gone; with the last one nobody can ask for a batch any more."""
         if os.getpid() != self._process:
             return  # as in `leave`
-        with self._lock:
-            if self._successor is not None:
-                self._successor.release()
-                return
-            self._holders -= 1
-            if self._holders == 0:
-                self.stop(None)
+        epoch = self._latest()
+        with epoch._lock:
+            epoch._holders -= 1
+            if epoch._holders == 0:
+                epoch.stop(None)
 
     def stop(self, error: BaseException | None) -> None:
         """No device gets any more batches: those who ask get the error, or the end."""
@@ -231,9 +240,7 @@ class Epoch:
 
     def is_over(self) -> bool:
         """Whether nobody can get a batch from it any more, nor from what it goes on in."""
-        if self._successor is not None:
-            return self._successor.is_over()
-        return not self.is_wanted()
+        return not self._latest().is_wanted()
 
     # --- of its reader
 
@@ -271,7 +278,7 @@ class Epoch:
             self._successor = successor
             for device, count in self._takers.items():
                 if device in successor._ready:
-                    successor.attach(device, count)
+                    successor.take_over(device, count)
                     self._end(device, None)
                 else:
                     self._end(device, _begun_elsewhere(device))

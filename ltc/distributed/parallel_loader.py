@@ -134,8 +134,7 @@ class ParallelLoader:
             if self._aborted is not None:
                 raise self._aborted.with_traceback(None)  # without what earlier raises added
             self._epochs = {n: e for n, e in self._epochs.items() if not e.is_over()}
-            epoch = self._open_stream(device) or self._next_epoch(device)
-            epoch.attach(device)
+            epoch = self._joined(device) or self._begun_anew(device)
         try:
             epoch.wait_for_first_batch()
         except BaseException:
@@ -143,32 +142,34 @@ class ParallelLoader:
             raise
         return epoch
 
-    def _open_stream(self, device) -> Epoch | None:
-        """The reading of a stream that is under way for another loop: both share its position."""
-        if not self._source.is_stream:
+    def _joined(self, device) -> Epoch | None:
+        """The reading under way that the device has to take part in; None where it needs a new one.
+
+        That is one that another device has begun, or of a stream one that another loop has.
+        """
+        if self._source.is_stream:
+            for epoch in self._source.epochs():
+                if epoch.join(device, self._devices, self._options):
+                    if epoch not in self._epochs.values():
+                        epoch.hold()
+                        self._hold(epoch)
+                    return epoch
             return None
-        for epoch in self._source.epochs():
-            if epoch.is_open(device, self._devices, self._options):
-                if epoch not in self._epochs.values():
-                    epoch.hold()
-                    self._hold(epoch)
+        for number in sorted(self._epochs):
+            epoch = self._epochs[number]
+            if number >= self._begun[device] and epoch.join(device, self._devices, self._options):
+                self._begun[device] = number + 1
                 return epoch
         return None
 
-    def _next_epoch(self, device) -> Epoch:
-        joinable = [
-            number
-            for number, epoch in self._epochs.items()
-            if number >= self._begun[device] and epoch.is_open(device, self._devices, self._options)
-        ]
-        if self._source.is_stream or not joinable:
-            number = self._hold(Epoch(self._source, self._loader, self._devices, self._options))
-            if not self._source.is_stream and len(self._devices) > 1:
-                self._end_before(number - 1)
-        else:
-            number = min(joinable)
+    def _begun_anew(self, device) -> Epoch:
+        epoch = Epoch(self._source, self._loader, self._devices, self._options)
+        epoch.take_over(device, 1)
+        number = self._hold(epoch)
         self._begun[device] = number + 1
-        return self._epochs[number]
+        if not self._source.is_stream and len(self._devices) > 1:
+            self._end_before(number - 1)
+        return epoch
 
     def _hold(self, epoch: Epoch) -> int:
         number, self._added = self._added, self._added + 1

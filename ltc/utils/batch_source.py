@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import os
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -119,6 +120,7 @@ class BatchSource:
     def hand_back_error(self, error: BaseException) -> None:
         """Keep an error of a stream that no loop was given: it is raised where the next one asks."""
         if self.is_stream:
+            traceback.clear_frames(error.__traceback__)  # they hold the source, which may end first
             self.hand_back([ReadBatch(self._next_number(), None, _Failure(error))])
 
     def hand_back(self, batches: Iterable[ReadBatch]) -> None:

@@ -463,6 +463,24 @@ def test_loops_side_by_side_over_persistent_workers_are_those_of_pytorch():
         assert [(int(a), int(b)) for a, b in zip(loader, loader)] == expected
 
 
+def test_an_outer_loop_outlives_thousands_of_inner_ones():
+    class Loader:
+        """Begins its one iterator anew for each loop."""
+
+        def __init__(self):
+            self.numbers = Restarting()
+
+        def __iter__(self):
+            return iter(self.numbers)
+
+    loader = pl.MpDeviceLoader(Loader(), "ltc:0")
+    outer = iter(loader)
+    assert int(next(outer)) == 0
+    for _ in range(1500):
+        assert int(next(iter(loader))) == 0
+    assert int(next(outer)) == 1
+
+
 def test_loops_for_other_devices_over_persistent_workers_say_so():
     need_semaphores()
     workers = DataLoader(Counted(), batch_size=None, num_workers=1, persistent_workers=True)
