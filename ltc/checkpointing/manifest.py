@@ -19,12 +19,13 @@ from typing import Any
 
 from ltc.checkpointing.safetensors_format import DamagedFile, read_header
 from ltc.checkpointing.saving import writing
+from ltc.support.atomic_file import UNFINISHED
 
 NAME = "manifest.json"
 _FILE = re.compile(
     r"\.?(?:part|replica)-\d{5,}-of-(?P<count>\d{5,})"
     r"(?:\.(?P<life>[0-9a-f]{12}))?(?:\.(?P<number>\d{1,9}))?\.safetensors"
-    r"(?:\.[0-9a-f]{32})?"  # what a killed save left, see atomic_file
+    rf"(?:\.[0-9a-f]{{32}}(?:{re.escape(UNFINISHED)})?)?"  # what a killed save left
 )
 
 

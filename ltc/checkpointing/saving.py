@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from ltc.support.atomic_file import FolderNotSynced, replacing
+from ltc.support.atomic_file import FolderNotSynced, remove_abandoned, replacing
 from ltc.utils.transfer import to_cpu
-
-ABANDONED_SECONDS = 60  # how old a file must be that a killed save left, before it is removed
 
 
 def save_for_cpu(data: Any, file_or_path, write: bool) -> None:
@@ -39,14 +32,13 @@ def writing(path: str | os.PathLike, nbytes: int = 0) -> Iterator[BinaryIO]:
     nbytes  how large it will be, for the error of a full disk
 
     An OSError says what could not be saved and that the old file is as it was; FolderNotSynced, that
-    the new one is in its place. What saves of this
-    path have left behind that were killed is removed.
+    the new one is in its place. Before, the unfinished files of killed saves into this folder are
+    removed.
     """
+    remove_abandoned(path)
     try:
         with replacing(path) as file:
-            _hold(file)
             yield file
-        _remove_abandoned(Path(os.path.realpath(path)))
     except (OSError, RuntimeError) as error:
         # torch's zip writer, closed after an OSError, raises an error of its own on top of it
         cause = error if isinstance(error, OSError) else error.__context__
@@ -64,28 +56,3 @@ def _explained(path: str | os.PathLike, nbytes: int, error: OSError) -> str:
     needed = f" of {nbytes} bytes" if nbytes else ""
     kept = "the file that was there is unchanged" if os.path.exists(path) else "nothing was written"
     return f"Could not save {os.fspath(path)}{needed}: {error.strerror or error}; {kept}"
-
-
-def _hold(file: BinaryIO) -> None:
-    """Mark a file as being written; the mark goes with its process, however that ends."""
-    with contextlib.suppress(OSError):  # some network folders know no locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _remove_abandoned(path: Path) -> None:
-    unfinished = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{32}")
-    with contextlib.suppress(OSError):  # tidying up is no part of the save
-        for file in path.parent.iterdir():
-            if unfinished.fullmatch(file.name) and _is_abandoned(file):
-                file.unlink(missing_ok=True)
-
-
-def _is_abandoned(path: Path) -> bool:
-    if time.time() - path.stat().st_mtime < ABANDONED_SECONDS:
-        return False
-    with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+UNFINISHED = ".ltc-unfinished"  # how the name of a file ends that is being written
+UNLOCKED_SECONDS = 60  # how old one must be without a write where the file system has no locks
 
 
 class FolderNotSynced(OSError):
@@ -29,9 +36,9 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             yield stream
         return
     path = Path(os.path.realpath(path))
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # one folder: a rename can not copy
+    beside, opened = _created_beside(path)
     try:
-        with open(beside, "xb") as file:
+        with opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # a rename may reach the disk before the bytes it names
@@ -42,6 +49,60 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def remove_abandoned(path: str | os.PathLike) -> None:
+    """Remove the unfinished files in the folder of `path` whose writers have died.
+
+    A writer holds a lock on its file, which goes with its process however that ends.
+    """
+    path = Path(os.path.realpath(path))
+    of_older = re.escape(path.name) + r"\.[0-9a-f]{32}"  # without the ending, before there was one
+    unfinished = re.compile(
+        rf"\.(?:{of_older}|.+\.[0-9a-f]{{32}}{re.escape(UNFINISHED)})", re.DOTALL
+    )
+    with contextlib.suppress(OSError):  # tidying up is no part of a save
+        for file in path.parent.iterdir():
+            if unfinished.fullmatch(file.name):
+                with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+                    _remove_unless_held(file)
+
+
+def _remove_unless_held(path: Path) -> None:
+    with open(path, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:
+            if time.time() - path.stat().st_mtime < UNLOCKED_SECONDS:
+                return
+        path.unlink(missing_ok=True)  # with its lock: a writer that has just made it makes another
+
+
+def _created_beside(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file in the folder of `path`, for a rename copies nothing there, and its lock held."""
+    while True:
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+        file = open(beside, "xb")  # noqa: SIM115  the caller closes it
+        if _is_held(file, beside):
+            return beside, file
+        file.close()
+        beside.unlink(missing_ok=True)
+
+
+def _is_held(file: BinaryIO, path: Path) -> bool:
+    """Take the lock of a new file. False if another process took it for an abandoned one."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network folders know no locks
+        return True
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _holds_no_content(path: str | os.PathLike) -> bool:

@@ -171,6 +171,7 @@ STRANGE = (
     ["none"],
     ["int", "0x1"],
     {"dtype": "float32", "shape": [1000, 1000], "strides": [0, 0], "offset": 0},
+    {"dtype": "float32", "shape": [1 << 20, 1 << 19], "strides": [0, 0], "offset": 0},
     {"dtype": "float32", "shape": [3], "strides": [1 << 60], "offset": 1 << 60},
     {"dtype": "float64", "shape": [2], "strides": [1], "offset": -1},
     {"parameter": 1},

@@ -1,10 +1,13 @@
 """Kill -9 in the middle of saves: the path always holds one whole file, the old or the new.
 
-    python scripts/stress/kill_saves.py --count 200 [--way xser|ltm|manager]
+    python scripts/stress/kill_saves.py --count 200 [--way xser|ltm|manager] [--crash-loop]
 
 A child saves versions 1, 2, 3, … of a state over and over and is killed at a random instant. Then
 the file is read here: every element of it must be of one version, at least the last one whose save
 had returned.
+
+With --crash-loop no save ever ends: each child is killed in its first one. At most one unfinished file
+may be there then, that of the last child.
 """
 
 from __future__ import annotations
@@ -131,6 +134,40 @@ def killed_once(way: str, folder: Path, version: int, choose: random.Random) -> 
     return held
 
 
+def crash_loop(way: str, count: int) -> None:
+    """Kill `count` children, each in its first save; another version each, as a step of a training."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        began = most = 0
+        for version in range(1, count + 1):
+            killed_in_save(way, Path(name), version)
+            left = unfinished_in(Path(name))
+            began, most = began + bool(left), max(most, len(left))
+        print(f"{way}: {count} kills, {began} in mid-save, {most} unfinished files at most")
+    assert began, "no save was killed in its midst"
+    assert most <= 1, f"{most} unfinished files at once"
+
+
+def killed_in_save(way: str, folder: Path, version: int) -> None:
+    """Kill one child as soon as it has begun to write, or has saved."""
+    before = set(unfinished_in(folder))
+    child = os.fork()
+    if not child:
+        try:
+            WAYS[way][0](folder, version)
+        finally:
+            os._exit(0)
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if any(file not in before for file in unfinished_in(folder)):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.name.startswith(".")]
+
+
 def run(way: str, count: int, seed: int = 0) -> int:
     """Kill `count` children one after the other; returns how many versions were saved in all."""
     choose = random.Random(seed)
@@ -139,8 +176,9 @@ def run(way: str, count: int, seed: int = 0) -> int:
         version = 0
         for _ in range(count):
             version = killed_once(way, Path(name), version + 1, choose)
-        unfinished = [file for file in Path(name).iterdir() if file.name.startswith(".")]
+        unfinished = unfinished_in(Path(name))
         print(f"{way}: {count} kills, {version} versions, {len(unfinished)} left in mid-save")
+        assert len(unfinished) <= 1, "the saves of killed children are not removed"
     return version
 
 
@@ -148,9 +186,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument(
+        "--crash-loop", action="store_true", help="kill each child in its first save"
+    )
     chosen = parser.parse_args(arguments)
     for way in chosen.way or WAYS:
-        run(way, chosen.count)
+        if chosen.crash_loop:
+            crash_loop(way, chosen.count)
+        else:
+            run(way, chosen.count)
     return 0
 
 

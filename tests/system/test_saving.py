@@ -1,7 +1,9 @@
 """Lazy tensors through every way of saving and copying that PyTorch programs use."""
 
+import builtins
 import copy
 import errno
+import fcntl
 import io
 import os
 import pickle
@@ -28,6 +30,7 @@ import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 from ltc.checkpointing import saving
 from ltc.debug import metrics
+from ltc.support import atomic_file
 from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bits
 
 ROOT = Path(__file__).parents[2]
@@ -672,17 +675,68 @@ def test_a_pipe_takes_no_file_whose_start_is_written_last(tmp_path):
         xser.save({"x": torch.arange(3.0, device="ltc")}, path)
 
 
-def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
-    left, in_use = (tmp_path / f".x.{digit * 32}" for digit in "ab")
-    other = tmp_path / ".x.backup"
-    for file in (left, in_use, other):
+def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path):
+    """Of this path and of others in the folder, at once; what lives, or is another's, stays."""
+    older, left, of_another = (
+        tmp_path / name
+        for name in (
+            f".x.{'a' * 32}",
+            f".x.{'b' * 32}.ltc-unfinished",
+            f".y.{'c' * 32}.ltc-unfinished",
+        )
+    )
+    others = [tmp_path / name for name in (".x.backup", f".y.{'d' * 32}", "x.ltc-unfinished")]
+    for file in (older, left, of_another, *others):
         file.write_bytes(b"half")
-        os.utime(file, (0, 0))
-    with open(in_use, "r+b") as file:
-        saving._hold(file)
-        os.utime(in_use, (0, 0))
+    with atomic_file.replacing(tmp_path / "y") as in_use:
         xser.save([1], tmp_path / "x")
-    assert not left.exists() and in_use.exists() and other.exists()
+        assert not older.exists() and not left.exists() and not of_another.exists()
+        assert Path(in_use.name).exists() and all(file.exists() for file in others)
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(
+        ["x", "y", *(f.name for f in others)]
+    )
+
+
+def test_a_file_that_was_taken_for_abandoned_is_made_again(tmp_path, monkeypatch):
+    """Another save looks between the making of a file and its lock."""
+    made, real = [], builtins.open
+
+    def opened(path, mode="r", *args, **kwargs):
+        file = real(path, mode, *args, **kwargs)
+        if mode == "xb":
+            made.append(path)
+            if len(made) == 1:
+                atomic_file.remove_abandoned(tmp_path / "y")
+                assert not path.exists()
+        return file
+
+    monkeypatch.setattr(builtins, "open", opened)
+    xser.save([1], tmp_path / "x")
+    monkeypatch.undo()
+    assert len(made) == 2 and xser.load(tmp_path / "x") == [1] and os.listdir(tmp_path) == ["x"]
+
+
+def test_where_there_are_no_locks_a_file_is_abandoned_after_a_minute(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    fresh, old = (tmp_path / f".x.{digit * 32}.ltc-unfinished" for digit in "ab")
+    for file in (fresh, old):
+        file.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    xser.save([1], tmp_path / "x")
+    assert fresh.exists() and not old.exists() and xser.load(tmp_path / "x") == [1]
+
+
+@pytest.mark.parametrize("name", kill_saves.WAYS)
+def test_a_crash_loop_leaves_one_file_at_most(name):
+    """8 of the 50 kills of scripts/stress/kill_saves.py --crash-loop."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/stress/kill_saves.py", "--crash-loop", "--count", "8", "--way",
+         name], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", kill_saves.WAYS)

@@ -1,7 +1,10 @@
 """What xser saves comes back: every dtype and shape, what is shared, and everything around it."""
 
+import json
+import sys
 import warnings
 from collections import Counter, OrderedDict, namedtuple
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -13,7 +16,11 @@ from safetensors import safe_open
 import ltc.utils.serialization as xser
 from ltc.checkpointing import safetensors_format
 from ltc.debug import metrics
+from ltc.support.process import machine_memory
 from tests.drawn import drawn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "stress"))
+import fuzz_checkpoints
 
 Point = namedtuple("Point", "x y")
 
@@ -385,6 +392,110 @@ def test_progress_is_shown_on_request(path, capfd):
     assert "100%" in capfd.readouterr().err
     xser.save(torch.ones(4), path)
     assert capfd.readouterr().err == ""
+
+
+# --- crafted files ------------------------------------------------------------------------------
+
+
+def craft(path, change) -> None:
+    """Change the tree of a saved file, and let its checksums agree."""
+    content = Path(path).read_bytes()
+    length = fuzz_checkpoints.header_length(content)
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    metadata = header["__metadata__"]
+    tree = json.loads(metadata["ltc.tree"])
+    metadata["ltc.tree"] = json.dumps(change(tree) or tree)
+    Path(path).write_bytes(fuzz_checkpoints.summed(header, data))
+
+
+def with_view(path, shape, strides, offset=0, dtype="float32") -> None:
+    """A file of 96 bytes with a view of them that has this layout."""
+    x = torch.arange(24.0)
+    xser.save([x, x[1:5]], path)
+    layout = {"shape": shape, "strides": strides, "offset": offset, "dtype": dtype}
+
+    def change(tree):
+        for node in tree:
+            if node[0] == "tensor" and "shape" in node[2]:
+                node[2].update(layout)
+
+    craft(path, change)
+
+
+BEYOND = {
+    "longer": ([25], [1]),
+    "offset": ([1], [1], 24),
+    "wider": ([13], [1], 0, "float64"),
+    "stride": ([2, 2], [24, 1]),
+    "a product that wraps": ([1 << 32, 1 << 26], [0, 1 << 58]),
+    "negative": ([2], [-1], 3),
+    "2 TB of one element": ([1 << 39], [0]),
+    "2 TB in two dimensions": ([1 << 20, 1 << 19], [0, 0]),
+    "2 TB of overlapping rows": ([1 << 38, 2], [0, 1]),
+    "more than addresses": ([1 << 58], [0]),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "ltc"])
+@pytest.mark.parametrize("layout", BEYOND.values(), ids=BEYOND)
+def test_a_view_that_can_not_be_is_refused(path, layout, device):
+    with_view(path, *layout)
+    with pytest.raises(xser.DamagedFile, match="a view "):
+        xser.load(path, map_location=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "ltc"])
+def test_a_view_that_repeats_elements_takes_no_memory(path, device):
+    rows = machine_memory.total() // 2 // 96  # made out, they would be half of the memory
+    with_view(path, [rows, 24], [0, 1])
+    view = xser.load(path, map_location=device)[1]
+    assert view.shape == (rows, 24) and view[rows - 1].tolist() == list(range(24))
+    with_view(path, [20, 5], [1, 1])
+    found = xser.load(path, map_location=device)[1]
+    assert found.tolist() == torch.arange(24.0).as_strided((20, 5), (1, 1)).tolist()
+
+
+def chain(kind, times, first=("int", 1)):
+    """A table in which each node holds the one before it so many times."""
+    return lambda tree: [list(first), *([kind, [n] * times] for n in range(60))]
+
+
+ENDLESS = {
+    "lists": chain("list", 2),
+    "tuples": chain("tuple", 2),
+    "wide lists": chain("list", 100),
+    "empty lists": chain("list", 2, ("list", [])),
+    "named tuples": lambda tree: [
+        ["int", 1], *(["namedtuple", "m", "N", ["a", "b"], [n, n]] for n in range(60)),
+    ],
+    "dicts": lambda tree: [
+        ["str", "a"], ["str", "b"], ["int", 1],
+        *(["dict", [0, n + 2, 1, n + 2]] for n in range(60)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ENDLESS.values(), ids=ENDLESS)
+def test_data_of_more_places_than_can_be_walked_are_refused(path, change):
+    xser.save([1], path)
+    craft(path, change)
+    with pytest.raises(xser.DamagedFile, match="more than .* places"):
+        xser.load(path)
+    with pytest.raises(xser.DamagedFile, match="more than .* places"):
+        xser.load(path, keys=["0"])
+
+
+def test_no_save_writes_what_no_load_would_read(path):
+    row = [0] * 1000
+    data = [row] * 1000
+    xser.save(data, path)
+    assert xser.load(path) == data
+    endless = [1]
+    for _ in range(60):
+        endless = [endless, endless]
+    with pytest.raises(ValueError, match=r"can not be saved: .* more than \d+ places"):
+        xser.save(endless, path)
+    assert xser.load(path) == data
 
 
 # --- old files ----------------------------------------------------------------------------------
