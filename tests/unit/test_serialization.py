@@ -449,7 +449,9 @@ def test_a_view_that_repeats_elements_takes_no_memory(path, device):
     rows = machine_memory.total() // 2 // 96  # made out, they would be half of the memory
     with_view(path, [rows, 24], [0, 1])
     view = xser.load(path, map_location=device)[1]
-    assert view.shape == (rows, 24) and view[rows - 1].tolist() == list(range(24))
+    assert view.shape == (rows, 24)
+    if device == "cpu":  # an ltc device makes out what is read of a view
+        assert view.stride() == (0, 1) and view[rows - 1].tolist() == list(range(24))
     with_view(path, [20, 5], [1, 1])
     found = xser.load(path, map_location=device)[1]
     assert found.tolist() == torch.arange(24.0).as_strided((20, 5), (1, 1)).tolist()
