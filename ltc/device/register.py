@@ -86,7 +86,6 @@ def _register_kernels(library: torch.library.Library) -> None:
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         **{name: _without_modes(k) for name, k in ctc_loss.KERNELS.items()},
         "expand": _expand(),
-        "one_hot": lazily_built("aten::one_hot"),
         "_embedding_bag_backward": _without_modes(
             sparse_coo.bag_gradient(lazily_built("aten::_embedding_bag_backward"))
         ),
@@ -223,9 +222,6 @@ def _register() -> None:
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
-    for name, kernel in decompositions.COMPOSITES.items():
-        for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            aten.impl(name, _without_modes(kernel), key)
     recurrent_cells.install(aten)
     recurrent_layers.install(aten)
     linear_layers.install(aten)

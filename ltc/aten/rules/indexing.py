@@ -72,24 +72,6 @@ def embedding(
     return build.take(weight, checked(indices, weight.shape[0], _IN_SELF), 0)
 
 
-@traces("aten::one_hot")
-def one_hot(index: Node, num_classes: int = -1) -> Node:
-    """1 where the position in a new last dimension is the index; checked in the CPU's words."""
-    if num_classes < 1 or not index.size:
-        return NotImplemented
-    beyond = build.maximum(index - (num_classes - 1), 0)
-    index = index + _none(build.minimum(index, 0), "Class values must be non-negative.")
-    index = index + _none(beyond, "Class values must be smaller than num_classes.")
-    shape = (*index.shape, num_classes)
-    places = build.iota_along(shape, len(index.shape))
-    return build.cast(build.eq(build.unsqueeze(index, -1), places), torch.int64)
-
-
-def _none(found: Node, message: str) -> Node:
-    """Zeros; an error where anything is found."""
-    return checked(found, 1, message)
-
-
 @traces("aten::embedding_dense_backward")
 def embedding_dense_backward(
     grad: Node, indices: Node, num_weights: int, padding_idx: int, scale_grad_by_freq: bool

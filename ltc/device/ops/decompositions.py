@@ -1,6 +1,5 @@
 """Overloads that torch gives no CPU kernel, written with overloads that it does: packed sequences, the
-pieces of SyncBatchNorm, and a batch norm whose schema says what it writes; and those of which torch
-leaves out the checks of values that the CPU makes: quantiles."""
+pieces of SyncBatchNorm, and a batch norm whose schema says what it writes."""
 
 from __future__ import annotations
 
@@ -143,26 +142,6 @@ def batch_norm_backward_elemt(
     result = (grad - _per_channel(x, sum_dy / n) - centred * slope) * _per_channel(x, invstd)
     return result * _per_channel(x, weight) if weight is not None else result
 
-
-# --- checks of values ---------------------------------------------------------------------------
-
-
-def _with_ranks_checked(overload: Any):
-    """torch's formula of a quantile, whose ranks are looked at when the step runs."""
-
-    def quantile(self: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any):
-        is_rank = (q >= 0).logical_and(q <= 1).all()
-        zero = aten._functional_assert_async.msg(is_rank, OUTSIDE, torch.zeros_like(is_rank))
-        return overload.decompose(self, q + zero, *args, **kwargs)
-
-    return quantile
-
-
-OUTSIDE = "quantile() q values must be in the range [0, 1]"
-COMPOSITES: dict[str, Callable[..., Any]] = {
-    "quantile": _with_ranks_checked(aten.quantile.default),
-    "nanquantile": _with_ranks_checked(aten.nanquantile.default),
-}
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": pack_padded_sequence,

@@ -211,14 +211,6 @@ def _bucketize(
 # --- rows of a table ----------------------------------------------------------------------------
 
 
-@types_of("aten::one_hot")
-def _one_hot(indices: Any, num_classes: int = -1) -> Types | None:
-    """One more dimension; its extent hangs on the values where none is given."""
-    if indices.dtype is not torch.int64 or num_classes < 1 or 0 in indices.shape:
-        return None
-    return (((*indices.shape, num_classes), torch.int64),)
-
-
 @types_of("aten::embedding")
 def _embedding(
     weight: Any,
