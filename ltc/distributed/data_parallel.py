@@ -21,11 +21,11 @@ from ltc.device.hooks.names import supported_devices
 from ltc.device.recording import sync
 from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.distributed import world
-from ltc.distributed.loader_epoch import LoaderOptions
 from ltc.distributed.parallel_loader import ParallelLoader
 from ltc.distributed.transport import session
 from ltc.support.process.thread_frames import thread_frames
 from ltc.tracebacks import entrance
+from ltc.utils.loader_options import LoaderOptions
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
 

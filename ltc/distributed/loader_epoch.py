@@ -8,17 +8,14 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import operator
 import os
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 
 from ltc.support import tree
@@ -26,69 +23,13 @@ from ltc.support.channel import Channel
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.torch_private import end_workers
 from ltc.utils.batch_source import BatchSource, ReadBatch
+from ltc.utils.loader_options import LoaderOptions, uneven_error
 from ltc.utils.transfer import batch_on_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what
 JOIN_SECONDS = 5.0  # how long to wait for a data set that is in the middle of a sample
-UNEVEN = ("drop", "error", "pad")
 
 _log = logging.getLogger("ltc.distributed.parallel_loader")
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """How a source is read and dealt; see ParallelLoader.
-
-    Raises TypeError for a number that is no integer, and ValueError for one that is too small, or
-    for another `uneven`.
-    """
-
-    batchdim: int = 0
-    batches_per_execution: int = 1
-    loader_prefetch_size: int = 8
-    device_prefetch_size: int = 4
-    fixed_batch_size: bool = False
-    uneven: str = "drop"
-
-    def __post_init__(self) -> None:
-        self._check("batchdim", "the number of a dimension", None)
-        for name in ("batches_per_execution", "loader_prefetch_size", "device_prefetch_size"):
-            self._check(name, "a number of batches", 1)
-        if self.uneven not in UNEVEN:
-            names = ", ".join(map(repr, UNEVEN))
-            raise ValueError(f"uneven={self.uneven!r} is not one of {names}.")
-        if not isinstance(self.fixed_batch_size, (bool, numpy.bool_)):
-            raise TypeError(
-                f"fixed_batch_size={self.fixed_batch_size!r} is neither True nor False. The size "
-                f"itself is that of the first batch."
-            )
-
-    def _check(self, name: str, meaning: str, least: int | None) -> None:
-        value = getattr(self, name)
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(
-                f"{name}={value!r} is a {type(value).__name__}: it is {meaning}, an integer"
-                f"{'' if least is None else f' of at least {least}'}."
-            ) from None
-        if least is not None and number < least:
-            raise ValueError(f"{name}={number} must be at least {least}.")
-        object.__setattr__(self, name, number)
-
-    def read_ahead(self) -> int:
-        """Batches of each device that are read before they are asked for."""
-        return self.loader_prefetch_size + self.device_prefetch_size
-
-
-def uneven_error(batches: int, devices: int) -> ValueError:
-    return ValueError(
-        f"ParallelLoader over {devices} devices got a loader of {batches} batches: "
-        f"{batches % devices} would reach no device. Pass uneven='drop' to leave them out, or "
-        f"uneven='pad' to deal some of them twice."
-    )
 
 
 def _begun_elsewhere(device: Any) -> RuntimeError:

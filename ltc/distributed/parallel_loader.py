@@ -15,10 +15,11 @@ import torch
 
 from ltc.debug import profiler
 from ltc.device.recording.tensors import device_of
-from ltc.distributed.loader_epoch import Epoch, LoaderOptions, join, uneven_error
+from ltc.distributed.loader_epoch import Epoch, join
 from ltc.tracebacks import entrance
 from ltc.utils import steps
 from ltc.utils.batch_source import source_of
+from ltc.utils.loader_options import LoaderOptions, uneven_error
 
 __all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
 

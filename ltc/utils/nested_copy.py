@@ -10,43 +10,37 @@ from __future__ import annotations
 
 import array
 import copy
-import dataclasses
-import functools
 import gc
 import io
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import (
     Callable,
     ItemsView,
     Iterator,
     KeysView,
-    MutableMapping,
-    MutableSequence,
-    MutableSet,
     ValuesView,
 )
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import MappingProxyType
 from typing import Any
 
 import numpy
 import torch
 
-from ltc.support.tree import DataWrapper, slots_in_use
+from ltc.support.tree import DataWrapper
+from ltc.utils.container_forms import (
+    OBJECT,
+    REFERRED,
+    Form,
+    Part,
+    attributes_of,
+    empty_like,
+    form_of,
+    is_record,
+    set_attributes,
+)
 
 Key = tuple[int, bool]  # an object's id, and True for a plain tuple that stays one
-Part = tuple[Any, bool]  # an object, and whether a plain tuple stays one there
 
-# A batch refers to them and does not hold what they lead to.
-_REFERRED = (torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _ATOMS = {int, float, complex, bool, str, bytes, type(None)}  # they hold nothing, and never change
-_PLAIN = {dict, OrderedDict, defaultdict, list, tuple, deque}  # in them a tuple becomes a list
 _OPAQUE_VIEWS = (KeysView, ValuesView, ItemsView)
 
 
@@ -69,139 +63,6 @@ def copied(
     return _Copy(_Survey(value, is_leaf), replace, with_arrays).result()
 
 
-# --- the parts of each kind of container -----------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """The parts of one kind of container, and the way back.
-
-    content  its parts, attributes excepted
-    fill     puts new parts into an empty one, or into a copy of an object; None for what is built from its parts
-    build    makes another one from new parts
-    """
-
-    content: Callable[[Any, bool], list[Part]]
-    fill: Callable[[Any, list], None] | None = None
-    build: Callable[[Any, list], Any] | None = None
-
-
-def _items(x: Any, keep: bool) -> list[Part]:
-    keep = keep or type(x) not in _PLAIN
-    pairs = dict.items(x) if isinstance(x, dict) else x.items()
-    return [part for key, value in pairs for part in ((key, True), (value, keep))]
-
-
-def _fill_mapping(shell: Any, parts: list) -> None:
-    kind = OrderedDict if isinstance(shell, OrderedDict) else dict
-    for key, value in zip(parts[0::2], parts[1::2]):
-        kind.__setitem__(shell, key, value)
-
-
-def _elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
-    def elements(x: Any, keep: bool) -> list[Part]:
-        keep = keep or type(x) not in _PLAIN
-        return [(part, keep) for part in kind.__iter__(x)]
-
-    return elements
-
-
-def _kept_elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
-    return lambda x, keep: [(part, True) for part in kind.__iter__(x)]
-
-
-def _tuple_like(x: Any, parts: list) -> Any:
-    kind = type(x)
-    if hasattr(kind, "n_sequence_fields"):  # one of C's, such as torch.return_types
-        return kind(parts)
-    return tuple.__new__(kind, parts)
-
-
-def _fill_array(shell: Any, parts: list) -> None:
-    line = numpy.empty(len(parts), object)
-    for place, part in enumerate(parts):
-        line[place] = part  # one by one: NumPy would look for numbers in a tensor
-    shell[...] = line.reshape(shell.shape)
-
-
-_FORMS: tuple[tuple[type, _Form], ...] = (
-    (
-        DataWrapper,
-        _Form(
-            lambda x, keep: [(part, False) for part in x.get_tensors()],
-            build=lambda x, parts: x.from_tensors(parts),
-        ),
-    ),
-    (dict, _Form(_items, _fill_mapping)),
-    (list, _Form(_elements(list), list.extend)),
-    (deque, _Form(_elements(deque), deque.extend)),
-    (set, _Form(_kept_elements(set), set.update)),
-    (frozenset, _Form(_kept_elements(frozenset), build=lambda x, parts: type(x)(parts))),
-    (tuple, _Form(_kept_elements(tuple), build=_tuple_like)),
-    (
-        MappingProxyType,
-        _Form(_items, build=lambda x, parts: MappingProxyType(dict(zip(parts[0::2], parts[1::2])))),
-    ),
-)
-_PLAIN_TUPLE = _Form(_elements(tuple), list.extend)
-_OBJECT_ARRAY = _Form(lambda x, keep: [(part, keep) for part in x.ravel()], _fill_array)
-_OBJECT = _Form(lambda x, keep: [], lambda shell, parts: None)
-# An empty one of the same class, without its own methods, which may do more.
-_EMPTY: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (OrderedDict, lambda x: OrderedDict.__new__(type(x))),
-    (defaultdict, lambda x: _begun(defaultdict.__new__(type(x)), defaultdict, x.default_factory)),
-    (dict, lambda x: dict.__new__(type(x))),
-    (list, lambda x: list.__new__(type(x))),
-    (set, lambda x: set.__new__(type(x))),
-    (deque, lambda x: _begun(deque.__new__(type(x)), deque, (), x.maxlen)),
-)
-
-
-def _begun(new: Any, kind: Any, *arguments: Any) -> Any:
-    kind.__init__(new, *arguments)
-    return new
-
-
-def _form_of(x: Any, keep: bool) -> _Form | None:
-    """Return how a container is opened and made again; None for what has no parts."""
-    if type(x) is tuple and not keep:
-        return _PLAIN_TUPLE
-    if isinstance(x, _REFERRED):
-        return None
-    for kind, form in _FORMS:
-        if issubclass(type(x), kind):  # what stands for another object may lie to isinstance
-            return form
-    if isinstance(x, numpy.ndarray):
-        return _OBJECT_ARRAY if x.dtype == object else None
-    if isinstance(x, functools.partial):  # its arguments are no attributes
-        return None
-    return _OBJECT if hasattr(x, "__dict__") or slots_in_use(x) else None
-
-
-def _attributes(x: Any) -> list[Any]:
-    """Return what lies in an object's slots, then in its __dict__."""
-    if isinstance(x, DataWrapper):
-        return []
-    return [*(slot.__get__(x) for slot in slots_in_use(x)), *getattr(x, "__dict__", {}).values()]
-
-
-def _set_attributes(new: Any, old: Any, values: list) -> None:
-    slots = slots_in_use(old)
-    for slot, value in zip(slots, values):
-        slot.__set__(new, value)  # of a frozen dataclass too
-    if hasattr(old, "__dict__"):
-        vars(new).update(zip(vars(old), values[len(slots) :], strict=True))
-
-
-def _is_record(x: Any) -> bool:
-    """Return True for an object that is there to hold values."""
-    return (
-        dataclasses.is_dataclass(x)
-        or hasattr(type(x), "__attrs_attrs__")
-        or isinstance(x, (SimpleNamespace, MutableMapping, MutableSequence, MutableSet))
-    )
-
-
 # --- surveying -------------------------------------------------------------------------------------
 
 
@@ -212,13 +73,13 @@ class _Node:
 
     def __init__(self, value: Any, keep: bool, is_leaf: bool):
         self.value, self.keep, self.is_leaf = value, keep, is_leaf
-        self.form = None if is_leaf else _form_of(value, keep)
+        self.form = None if is_leaf else form_of(value, keep)
         self.content: list[Key] = []
         self.attributes: list[Key] = []
         self.holders: list[Key] = []
 
     def is_container(self) -> bool:
-        return self.form is not None and (self.form is not _OBJECT or _is_record(self.value))
+        return self.form is not None and (self.form is not OBJECT or is_record(self.value))
 
 
 def _key(x: Any, keep: bool) -> Key:
@@ -253,7 +114,7 @@ class _Survey:
     def _parts(self, node: _Node) -> list[Part]:
         assert node.form is not None
         content = node.form.content(node.value, node.keep)
-        attributes = [(part, True) for part in _attributes(node.value)]
+        attributes = [(part, True) for part in attributes_of(node.value)]
         node.content = [_key(*part) for part in content]
         node.attributes = [_key(*part) for part in attributes]
         return [*content, *attributes]
@@ -323,11 +184,11 @@ class _Copy:
         x = node.value
         if self._with_arrays and (copied := _memory_copied(x)) is not None:
             return copied
-        if isinstance(x, BaseException) or (node.form is None and not isinstance(x, _REFERRED)):
+        if isinstance(x, BaseException) or (node.form is None and not isinstance(x, REFERRED)):
             _refuse_what_hides_tensors(x)
         return x
 
-    def _form(self, key: Key) -> _Form:
+    def _form(self, key: Key) -> Form:
         form = self._nodes[key].form
         assert form is not None
         return form
@@ -335,11 +196,9 @@ class _Copy:
     def _shell(self, key: Key) -> Any:
         """Return a copy to be filled; the object itself if it cannot be copied and holds no leaf."""
         x = self._nodes[key].value
-        if self._form(key) is _PLAIN_TUPLE:
-            return []
-        for kind, empty in _EMPTY:
-            if issubclass(type(x), kind):
-                return empty(x)
+        empty = empty_like(x, self._form(key))
+        if empty is not None:
+            return empty
         try:
             shell = copy.copy(x)
         except Exception as error:
@@ -381,7 +240,7 @@ class _Copy:
         assert node.form is not None and node.form.build is not None
         new = node.form.build(node.value, content)
         if attributes:
-            _set_attributes(new, node.value, attributes)
+            set_attributes(new, node.value, attributes)
         return new
 
     def _is_unchanged(self, node: _Node) -> bool:
@@ -390,7 +249,7 @@ class _Copy:
     def _fill_attributes(self, key: Key) -> None:
         node = self._nodes[key]
         if node.attributes:
-            _set_attributes(self._new[key], node.value, self._values(node.attributes))
+            set_attributes(self._new[key], node.value, self._values(node.attributes))
 
     def _values(self, keys: list[Key]) -> list[Any]:
         return [self._new[key] for key in keys]

@@ -55,6 +55,8 @@ LAYERS = [
         "utils.closures",
         "utils.cached_dataset",
         "utils.checkpoint_tagger",
+        "utils.container_forms",
+        "utils.loader_options",
         "utils.nested_copy",
         "utils.batch_source",
         "utils.transfer",
