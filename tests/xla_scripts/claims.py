@@ -156,6 +156,149 @@ def check_ignored_advice_is_told_once_at_the_line_that_gives_it():
         raise AssertionError("a precision that there is not")
 
 
+def check_a_tensor_says_where_it_is_as_the_script_knows_it():
+    import torch_xla.core.xla_model as xm
+
+    tensor = torch.ones(2, device="xla")
+    device = tensor.device
+    assert (device.type, device.index, str(device)) == ("xla", 0, "xla:0")
+    assert device == torch.device("xla:0") and torch.device("xla:0") == device == xm.xla_device()
+    assert tensor.cpu().device == torch.device("cpu") and tensor.cpu().device.type == "cpu"
+    made = [
+        torch.ones(2, device=device),
+        tensor.to(device),
+        torch.nn.Linear(2, 2).to(device).weight,
+    ]
+    with device:
+        made.append(torch.ones(2))
+    made += [tensor.new_ones(2), torch.nn.Parameter(tensor), torch.ones(2).to(torch.device(device))]
+    assert all(x.is_ltc and x.device.type == "xla" for x in made)
+    assert {device: 1}[xm.xla_device()] == 1 and pickle.loads(pickle.dumps(device)) == device
+    assert torch.nn.functional.linear(tensor, tensor.expand(3, 2)).tolist() == [2.0] * 3
+
+
+def check_operations_built_by_hand():
+    from torch_xla.core import xla_builder as xb
+    from torch_xla.core import xla_op_registry as xor
+
+    def compare(function, expected, *tensors, **kwargs):
+        operation = xor.register("named", function)
+        found = operation(*[x.to("xla") for x in tensors], **kwargs)
+        torch.testing.assert_close(found.cpu(), expected)
+
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    compare(lambda a, b: (a + b) * a - b / a, (a + b) * a - b / a, a, b)
+    compare(lambda a, b: a.max(b).tanh().reshape((6,)), torch.maximum(a, b).tanh().reshape(6), a, b)
+    whole, other = torch.tensor([7, -7]), torch.tensor([2, 2])
+    compare(lambda a, b: a / b, torch.tensor([3, -3]), whole, other)
+    compare(lambda a, b: a % b, torch.tensor([1, -1]), whole, other)
+    compare(lambda a: a.broadcast_in_dim((4, 2, 3), (1, 2)), a.expand(4, 2, 3), a)
+    compare(lambda a: a.slice((0, 1), (2, 3)).transpose((1, 0)), a[:, 1:].T.contiguous(), a)
+    compare(lambda a: a.cast(xb.Type.S32), a.int(), a)
+    zero = lambda a: xb.Op.zero(a.builder(), xb.Type.F32)  # noqa: E731
+    compare(lambda a: a.reduce(zero(a), lambda x, y: x + y, (1,)), a.sum(1), a)
+    compare(lambda a: a.reduce_all(zero(a), lambda x, y: x.max(y)), a.max().clamp(min=0), a)
+    compare(lambda a: a.reduce(zero(a), lambda x, y: x + y, (0,)), torch.zeros(3), a[:0])
+    shape = xb.mkshape(xb.Type.S32, (2, 3))
+    numbers = torch.arange(3, dtype=torch.int32).expand(2, 3)
+    compare(lambda a: xb.Op.iota(a.builder(), shape, 1), numbers, a)
+
+    def branch(k, a, b):
+        bound = xb.Op.scalar(k.builder(), 0.5, dtype=k.shape().dtype)
+        return (k > bound).mkconditional((a, b), lambda a, b: a + b, lambda a, b: a - b)
+
+    compare(branch, a + b, torch.tensor(0.7), a, b)
+    compare(branch, a - b, torch.tensor(0.2), a, b)
+
+    def loop(a, limit):
+        one = xb.Op.one(a.builder(), xb.Type.S32)
+        state = xb.Op.mkwhile(
+            (one.zeros_like(), a),
+            lambda n, x: n < xb.Op.scalar(a.builder(), limit, xb.Type.S32),
+            lambda n, x: (n + one, x + x),
+        )
+        return state.get_tuple_element(1)
+
+    compare(loop, a * 8, a, limit=3)
+    matrix, right = torch.randn(3, 3) + 4 * torch.eye(3), torch.randn(3, 2)
+    for lower in (True, False):
+        for transposed in (True, False):
+            whole = matrix.tril() if lower else matrix.triu()
+            solved = torch.linalg.solve(whole.T if transposed else whole, right)
+            solve = lambda m, b, **how: m.triangualr_solve(b, True, **how)  # noqa: E731
+            compare(solve, solved, whole, right, lower=lower, transpose_a=transposed)
+
+    weight = torch.ones(2, device="xla", requires_grad=True)
+    xor.register("square", lambda x: x * x)(weight).sum().backward()
+    assert weight.grad.tolist() == [2.0, 2.0]
+    try:
+        xor.register("conv", lambda x: x.conv(x))(weight)
+    except XlaOnly as error:
+        assert "Op.conv" in str(error)
+    else:
+        raise AssertionError("an operation that there is not")
+
+
+def check_boxes_that_overlap_better_ones_are_left_out():
+    import torch_xla.core.functions as xf
+
+    boxes = torch.tensor([(0, 0, 3, 2), (3, 3, 11, 7), (2, 2, 5, 7), (7, 4, 15, 12)]).float()
+    scores = torch.tensor([0.9, 0.5, 0.95, 0.4])
+
+    def nms(least, overlap, size, boxes=boxes, scores=scores):
+        operands = (
+            x.to("xla") for x in (boxes, scores, torch.tensor(least), torch.tensor(overlap))
+        )
+        chosen, valid = xf.nms(*operands, size)
+        assert chosen.dtype is valid.dtype is torch.int32 and chosen.is_ltc
+        return chosen.tolist(), valid.item()
+
+    assert nms(0.1, 0.08, 4) == ([2, 0, 3, 1], 3)
+    assert nms(0.1, 0.9, 4) == ([2, 0, 1, 3], 4)
+    assert nms(0.45, 0.9, 3) == ([2, 0, 1], 3)
+    assert nms(0.93, 0.08, 2) == ([2, 0], 1)
+    assert nms(0.1, 0.08, 4, boxes=boxes[:, [2, 3, 0, 1]]) == ([2, 0, 3, 1], 3)
+    assert nms(0.1, 0.5, 0, boxes[:0], scores[:0]) == ([], 0)
+    try:
+        nms(0.1, 0.5, 5)
+    except ValueError as error:
+        assert "output_size 5" in str(error)
+    else:
+        raise AssertionError("more boxes than there are")
+
+
+def check_two_runs_are_compared_by_what_they_saved():
+    import tempfile
+
+    import torch_xla.debug.model_comparator as mc
+
+    x = torch.randn(3, 2)
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        for folder, device, extra in ((first, "cpu", 0.0), (second, "xla", 0.5)):
+            mc.configure(folder)
+            mine = x.to(device)
+            assert mc.save("input", mine) is mine
+            mc.save("input", mine + extra)
+            mc.save("output", mine * 2, step=1)
+        mc.configure(None)
+        assert mc.save("nothing", x) is x
+        report = mc.compare(first, second, rtol=1e-3, atol=1e-3, max_diffs=2)
+        assert mc.compare(first, first) == "" and "aborting after 2" in report
+        assert "'input.1'" in report and "input.0" not in report and "output" not in report
+    assert "different shape" in mc.compare_tensors(x, x[:1])
+    assert mc.compare_tensors(torch.tensor([float("nan"), 1]), torch.tensor([float("nan"), 2]))
+    assert mc.compare_tensors(x / 0, x / 0) == ""
+
+
+def check_a_dimensions_size_is_a_tensor():
+    import torch_xla
+
+    found = torch_xla._XLAC._get_xla_tensor_dimension_size(
+        torch.ones(4, 2, device="xla").nonzero(), 0
+    )
+    assert (found.item(), found.dtype, found.is_ltc) == (8, torch.int32, True)
+
+
 def check_scripts_of_torch_jit_still_know_the_factories():
     def program(x: torch.Tensor):
         return x.to(torch.float64) + torch.tensor(2.0) + torch.as_tensor(1)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 _LTM = "ltc.core.lazy_model"
 _HERE = "ltc.compat.torch_xla."
+_OPS, _RUNS = _HERE + "extras.op_builder", _HERE + "extras.model_comparator"
 
 _HLO = "it shows, or takes, XLA's own graphs. ltc's are shown by ltc.debug.graphs.text(tensor) and LTC_DUMP"
 _SPMD = (
@@ -34,7 +35,6 @@ _CHECKPOINTS = (
     "it is made for XLA's sharded tensors. Use ltc.utils.checkpoint.CheckpointManager, or "
     "torch.distributed.checkpoint"
 )
-_COMPARE = "compare two runs with LTC_VERIFY=1, which judges every value that a program computes"
 _FRAMES = "LTC_LINES=1 and LTC_DUMP show which line of the script recorded what"
 _CONSOLIDATE = (
     "the shards are PyTorch's here. Use FullyShardedDataParallel.state_dict_type, or "
@@ -97,7 +97,9 @@ _ROWS = (
             "_xla_memory_info=memory_info _xla_real_devices=real_devices "
             "_xla_set_default_device=set_default_device _xla_set_rng_seed=set_rng_seed "
             "_xla_step_marker=step_marker _xla_sync_multi=sync_multi "
-            "_xla_tensors_from_aten=tensors_from_aten _xla_wait_device_ops=wait_device_ops",
+            "_xla_tensors_from_aten=tensors_from_aten _xla_wait_device_ops=wait_device_ops "
+            "_get_xla_tensor_dimension_size=dimension_size",
+            _HERE + "xla_only": "_xla_set_use_full_mat_mul_precision=set_full_mat_mul_precision",
         },
         otherwise=_HLO,
     ),
@@ -131,12 +133,16 @@ _ROWS = (
         "core.functions",
         {
             "ltc.core.functions": "AllGather AllReduce AllReduceSumLayer SyncBatchNorm all_gather "
-            "all_reduce distributed_mm"
+            "all_reduce distributed_mm",
+            _HERE + "extras.box_suppression": "nms",
         },
-        {"use torchvision.ops.nms, which runs on ltc": "nms"},
     ),
-    AliasModule("core.xla_builder", otherwise=_BUILDER),
-    AliasModule("core.xla_op_registry", otherwise=_BUILDER),
+    AliasModule(
+        "core.xla_builder",
+        {_OPS: "Op=BuiltOp Shape=BuiltShape Type create_builder mkshape tensor_shape"},
+        otherwise=_BUILDER,
+    ),
+    AliasModule("core.xla_op_registry", {_OPS: "register"}, otherwise=_BUILDER),
     AliasModule(
         "core.xla_env_vars",
         otherwise="ltc reads other environment variables: docs/api.md lists them",
@@ -284,7 +290,10 @@ _ROWS = (
         "debug.metrics_compare_utils",
         otherwise="compare the numbers themselves: ltc.debug.metrics.as_dict()",
     ),
-    AliasModule("debug.model_comparator", otherwise=_COMPARE),
+    AliasModule(
+        "debug.model_comparator",
+        {_RUNS: "compare compare_tensors configure save tensor_file_compare"},
+    ),
     AliasModule("debug.frame_parser_util", otherwise=_FRAMES),
     AliasModule(
         "amp",

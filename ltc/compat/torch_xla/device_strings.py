@@ -7,6 +7,7 @@ that type is asked of ltc; and where C++ wants the library before it asks, Pytho
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from ltc.amp import autocast
 from ltc.aten.schema import schema_of
-from ltc.compat.torch_xla.xla_device import XLA, is_xla, native
+from ltc.compat.torch_xla.xla_device import XLA, XlaDevice, is_xla, native
 from ltc.device.hooks.names import replace_what_takes_a_device
 from ltc.device.recording.tensors import is_lazy
 from ltc.support.torch_private import (
@@ -24,7 +25,7 @@ from ltc.support.torch_private import (
     device_constructors,
     has_kernel,
 )
-from ltc.tracebacks import entrance
+from ltc.tracebacks import entrance, is_of_the_program
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
 
@@ -39,7 +40,23 @@ def install() -> None:
         method = "__call__" if issubclass(kind, type) else "__init__"
         setattr(kind, method, _with_native_kind(getattr(kind, method)))
     torch.Tensor.is_xla = property(is_lazy)  # type: ignore[attr-defined]  # of every tensor
+    torch.Tensor.device = property(_device_as_asked_for)  # type: ignore[assignment]
     torch.serialization.register_package(0, _no_tag, _restored)
+
+
+_device_of: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
+_is_of_the_program = functools.cache(is_of_the_program)
+
+
+def _device_as_asked_for(tensor: torch.Tensor) -> Any:
+    """The device of a tensor: as the script knows it where the script asks, else as torch does.
+
+    A branch on `tensor.device.type == "xla"` would be the one for the CPU otherwise, silently.
+    """
+    device = _device_of(tensor)
+    if device.type != DEVICE_TYPE or not _is_of_the_program(sys._getframe(1).f_code.co_filename):
+        return device
+    return XlaDevice(device.index)
 
 
 def _send_kernels_to_ltc() -> None:

@@ -100,6 +100,11 @@ def get_rng_seed(device: Any = "") -> int:
     return get_rng_state(device or None)
 
 
+def dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The extent of a dimension, as a tensor on the same device."""
+    return torch.tensor(tensor.size(dim), dtype=torch.int32, device=tensor.device)
+
+
 def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]) -> None:
     """Write how the tensors will be computed into a file of the folder."""
     Path(save_dir, f"{name}.txt").write_text(graphs.text(*tensors))

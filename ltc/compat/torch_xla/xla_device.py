@@ -54,6 +54,13 @@ class XlaDevice(str):
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else not equal
 
+    def __enter__(self) -> XlaDevice:
+        torch.device(DEVICE_TYPE, self.index).__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.device(DEVICE_TYPE, self.index).__exit__(*error)
+
     def __hash__(self) -> int:
         return hash(torch.device(DEVICE_TYPE, self.index))  # as that of the tensors' device
 

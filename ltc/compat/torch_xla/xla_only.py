@@ -97,3 +97,8 @@ def set_mat_mul_precision(precision: str) -> None:
 def get_mat_mul_precision() -> str:
     """What was set last; "highest" at first."""
     return _precision
+
+
+def set_full_mat_mul_precision(use_full_mat_mul_precision: bool = True) -> None:
+    """What older releases have for set_mat_mul_precision."""
+    set_mat_mul_precision("highest" if use_full_mat_mul_precision else "default")

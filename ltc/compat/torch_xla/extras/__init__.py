@@ -1,0 +1,1 @@
+"""What torch_xla has beside training: operations built by hand, boxes, and two runs compared."""
