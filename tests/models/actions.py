@@ -60,15 +60,19 @@ class Actions:
     def fence(self, block: str) -> Thread:
         yield from self._done(Action(block, "fence", (), "seq_cst"))
 
-    def wait(self, block: str, variable: tuple, expected: Any) -> Thread:
-        yield Action(block, "WAIT", variable, "", expected)
+    def wait(self, block: str, variable: tuple, expected: Any, kind: str = "WAIT") -> Thread:
+        yield Action(block, kind, variable, "", expected)
 
     def wait_until(self, block: str, variable: tuple, expected: Any) -> Thread:
         """Or until a time, which may come whenever it likes."""
         yield Action(block, "WAIT_UNTIL", variable, "", expected)
 
-    def wake(self, block: str, variable: tuple) -> Thread:
-        yield from self._done(Action(block, "WAKE", variable))
+    def wake(self, block: str, variable: tuple, kind: str = "WAKE") -> Thread:
+        yield from self._done(Action(block, kind, variable))
+
+    def releases(self, block: str, variable: tuple) -> bool:
+        """Whether a store there comes after all that its thread has read and written before."""
+        return Action(block, "store", variable, "release").name not in self._unordered
 
     def choose(self, block: str, count: int) -> Thread:
         return (yield Action(block, "choose", operand=count))
@@ -81,7 +85,7 @@ class Actions:
             action = action._replace(order="monotonic")
         if action.name not in self._without:
             return (yield action)
-        if action.kind not in ("fence", "WAKE"):
+        if action.kind not in ("fence", "WAKE", "WAKE_SHARED"):
             return (yield from self._in_two(action))
         return None
 

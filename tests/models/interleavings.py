@@ -375,5 +375,7 @@ _DO: dict[str, Callable[..., Iterator[State]]] = {
     "WAIT": Machine._wait,
     "WAIT_UNTIL": Machine._wait,
     "WAKE": Machine._wake,
+    "WAIT_SHARED": Machine._wait,
+    "WAKE_SHARED": Machine._wake,
     "choose": Machine._choose,
 }

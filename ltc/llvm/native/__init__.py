@@ -5,4 +5,5 @@ kernel_run, runner               a list of kernels run by one native call
 named_blocks, futex              text that threads run together; how one waits for another
 thread_pool                      the threads that share its tasks
 launch_ring                      launches without Python
+shared_counters                  by which processes that share memory wait for each other
 """

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from ltc.llvm.native.named_blocks import NamedBlocks
 
-# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
-CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
+# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake;
+# and the same of a word that several processes share, where a wait ends after a time.
+CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129, "WAIT_SHARED": 0, "WAKE_SHARED": 1}
 NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -59,6 +60,16 @@ def wake(f: NamedBlocks, word: str, threads: int) -> None:
 def wait_until(f: NamedBlocks, word: str, expected: str, time: str) -> None:
     """`wait`, until a time at most: the address of its seconds and nanoseconds, of @now()'s clock."""
     _system_call(f, word, "WAIT_UNTIL", expected, time, mask=ANY)
+
+
+def wait_shared(f: NamedBlocks, word: str, expected: str, nap: str) -> None:
+    """`wait` where others are of any process: at most for `nap`, its seconds and nanoseconds."""
+    _system_call(f, word, "WAIT_SHARED", expected, nap)
+
+
+def wake_shared(f: NamedBlocks, word: str, threads: int) -> None:
+    """`wake` of those of any process."""
+    _system_call(f, word, "WAKE_SHARED", f"i64 {threads}")
 
 
 def _system_call(
