@@ -81,3 +81,5 @@ def _run_the_rest() -> None:
         sync.start_collectives()
         if sessions.any_in_use():
             sync.wait_device_ops()
+    with contextlib.suppress(Exception):
+        sessions.flush()

@@ -112,13 +112,18 @@ class _Gathering:
             wire.send(member, part, self.tag)
 
     def _receive(self, position: int) -> bytes:
-        member, wire = self.members[position], self.wire
         length = torch.empty(1, dtype=torch.int64, device="cpu")
-        wire.receive(member, length, self.tag, length.copy_)
+        self._fill(length, position)
         everything = torch.empty(int(length), dtype=torch.uint8, device="cpu")
-        for part in everything.split(wire.message_bytes):
-            wire.receive(member, part, self.tag, part.copy_)
+        for part in everything.split(self.wire.message_bytes):
+            self._fill(part, position)
         return everything.numpy().tobytes()
+
+    def _fill(self, part: torch.Tensor, position: int) -> None:
+        """With the next message from there."""
+        member = self.members[position]
+        part.copy_(self.wire.take(member, part, self.tag))
+        self.wire.give_back(member)
 
 
 def _packed(payloads: dict[int, bytes]) -> bytes:

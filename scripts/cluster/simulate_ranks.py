@@ -25,6 +25,7 @@ from ltc.distributed.rendezvous import gather_payloads
 from ltc.distributed.transport import collective_schedule
 from ltc.distributed.transport.collective_ops import Exchange, reduce
 from ltc.distributed.transport.inter_host_choice import RING, InterHostChoice
+from ltc.distributed.transport.wire import Share
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
 ACROSS = (30e-6, 1.25e9)  # a 10 Gbit/s network
@@ -55,6 +56,7 @@ class ModelledWire:
     """One rank's end: a clock of its own, and counts."""
 
     message_bytes = 512 << 10
+    hop_bytes = collective_schedule.HOP_BYTES_OF_NETWORK
 
     def __init__(self, network: Network, replica: int) -> None:
         self.network, self.replica = network, replica
@@ -63,7 +65,10 @@ class ModelledWire:
         self.seconds = 0.0
         self.messages = self.bytes = 0
 
-    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
+    def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
+        return Share(flat, is_copy=False)
+
+    def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
         self.messages += 1
         self.bytes += part.nbytes
         arrives = self.seconds + self.network.cost(self.replica, receiver, part.nbytes)
@@ -71,12 +76,14 @@ class ModelledWire:
         self.seconds += self.network.cost(self.replica, receiver, part.nbytes) - INSIDE[0]
         self.network.link(self.replica, receiver).put((part.clone(), tag, arrives))
 
-    def receive(self, sender: int, like: torch.Tensor, tag: int, consume) -> None:
+    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
         part, found, arrives = self.network.link(sender, self.replica).get(timeout=600)
         assert found == tag and part.nbytes == like.nbytes
         self.seconds = max(self.seconds, arrives)
-        if consume is not None:
-            consume(part)
+        return part
+
+    def give_back(self, sender: int) -> None:
+        """It has a copy."""
 
     def finish(self) -> None:
         """A message is on its way at once."""

@@ -19,6 +19,7 @@ from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.ir.tensor_type import TensorType
+from ltc.llvm.native import shared_counters
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -188,7 +189,7 @@ def test_what_has_no_room_travels_otherwise(monkeypatch):
 
 
 def sums_with_little_shared_memory(ordinal):
-    symmetric_memory.MOST_PART_BYTES = 4096
+    shm_segment.MOST_PART_BYTES = 4096
     return sums_of_all_types(ordinal)
 
 
@@ -200,11 +201,13 @@ def test_processes_with_little_shared_memory_sum_all_the_same():
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_who_is_early_sleeps_until_the_others_have_come(late, monkeypatch):
-    asleep, sleep = set(), shm_segment._sleep
+    asleep, wait = set(), shared_counters.Sleeper.wait
 
-    def counted(address, seen):
-        asleep.add(threading.get_ident())
-        sleep(address, seen)
+    def counted(sleeper, address, value):
+        seen = wait(sleeper, address, value)
+        if seen < value:
+            asleep.add(threading.get_ident())
+        return seen
 
     def add(i, d):
         x = torch.full((3,), float(i), device=d)
@@ -212,7 +215,7 @@ def test_who_is_early_sleeps_until_the_others_have_come(late, monkeypatch):
             time.sleep(0.01)
         return ltm.all_reduce("sum", x).tolist()
 
-    monkeypatch.setattr(shm_segment, "_sleep", counted)
+    monkeypatch.setattr(shared_counters.Sleeper, "wait", counted)
     assert values(in_threads(add, 3)) == [[3.0] * 3] * 3
 
 

@@ -5,7 +5,7 @@ import collections
 import pytest
 
 from ltc.distributed.transport import collective_schedule
-from ltc.distributed.transport.collective_schedule import COPY, FOLD, JOIN, SEND
+from ltc.distributed.transport.collective_schedule import COPY, JOIN, PUT, REDUCE, SEND, SHARE
 from ltc.distributed.transport.shm_segment import SLOTS
 
 SIZES = [2, 3, 4, 7, 8]
@@ -21,57 +21,80 @@ def follow(steps_of: list, size: int, elements: int) -> list:
 
     A member waits where a mailbox is full or empty; nobody able to go on is a deadlock.
     """
-    held = [[(m,) for _ in range(elements)] for m in range(size)]
-    source = [list(h) for h in held]
-    folded: list = [[() for _ in range(elements)] for _ in range(size)]
+    members = [Member(number, size, elements) for number in range(size)]
     boxes = collections.defaultdict(collections.deque)
     steps = [iter(s) for s in steps_of]
     now = [next(s, None) for s in steps]
-    owned: list = [set() for _ in range(size)]
-    ring = is_ring(steps_of)
     while any(step is not None for step in now):
         moved = False
-        for member in range(size):
-            if now[member] is None:
-                continue
-            action, peer, a, b = now[member]
-            if action == SEND:
-                box = boxes[member, peer]
-                if len(box) == SLOTS:
-                    continue
-                mine = held if (a, b) in owned[member] or ring else source
-                box.append(mine[member][a:b])
-            elif peer == member:
-                _fold(folded[member], [(member,)] * (b - a), a)
-            else:
-                box = boxes[peer, member]
-                if not box:
-                    continue
-                content = box.popleft()
-                assert len(content) == b - a, "a message of another size"
-                if action == COPY:
-                    held[member][a:b] = content
-                elif action == JOIN:
-                    held[member][a:b] = [x + y for x, y in zip(content, held[member][a:b])]
-                else:
-                    _fold(folded[member], content, a)
-            if action == FOLD and peer == size - 1:
-                held[member][a:b] = folded[member][a:b]
-                owned[member].add((a, b))
-            now[member] = next(steps[member], None)
-            moved = True
+        for member in members:
+            step = now[member.number]
+            if step is not None and member.can_do(step, boxes):
+                member.do(step, boxes)
+                now[member.number] = next(steps[member.number], None)
+                moved = True
         assert moved, f"deadlock at {now}"
     assert not any(boxes.values()), "a message that nobody received"
-    return held
+    assert not any(member.shared for member in members)
+    return [member.held for member in members]
 
 
-def is_ring(steps_of: list) -> bool:
-    return any(action == JOIN for steps in steps_of for action, *_ in steps)
+class Member:
+    """What one member holds, and what it lets the others read: a range, and the elements there."""
 
+    def __init__(self, number: int, size: int, elements: int) -> None:
+        self.number, self.size = number, size
+        self.held: list = [(number,)] * elements
+        self.shared: dict[tuple[int, int], list] = {}
 
-def _fold(target: list, content: list, start: int) -> None:
-    for i, members in enumerate(content):
-        target[start + i] = target[start + i] + members
+    def can_do(self, step: tuple, boxes) -> bool:
+        action, peer, _, _ = step
+        if action == SEND:
+            return len(boxes[self.number, peer]) < SLOTS
+        if action in (COPY, JOIN):
+            return bool(boxes[peer, self.number])
+        return action != REDUCE or all(boxes[p, self.number] for p in self._others())
+
+    def do(self, step: tuple, boxes) -> None:
+        action, peer, a, b = step
+        if action == SHARE:
+            self.shared[a, b] = [None] * (b - a)
+            assert len(self.shared) <= 2, "more than there is memory for"
+        elif action == SEND:
+            boxes[self.number, peer].append(self._readable(a, b))
+        elif action == PUT:
+            self._show(a, b)
+        elif action == REDUCE:
+            given = [
+                self.held[a:b] if p == self.number else boxes[p, self.number].popleft()
+                for p in range(self.size)
+            ]
+            assert all(len(content) == b - a for content in given), "a message of another size"
+            self.held[a:b] = [sum(parts, ()) for parts in zip(*given)]
+            self._show(a, b)
+        elif action in (COPY, JOIN):
+            content = boxes[peer, self.number].popleft()
+            assert len(content) == b - a, "a message of another size"
+            own = self.held[a:b] if action == JOIN else [()] * (b - a)
+            self.held[a:b] = [x + y for x, y in zip(content, own)]
+        else:
+            del self.shared[a, b]
+
+    def _others(self) -> list[int]:
+        return [p for p in range(self.size) if p != self.number]
+
+    def _readable(self, a: int, b: int) -> list:
+        """Of a schedule that shares, only what was put there; nothing of a ring's is shared."""
+        for (start, stop), content in self.shared.items():
+            if start <= a and b <= stop:
+                assert None not in content[a - start : b - start], "sent before it was put there"
+                return content[a - start : b - start]
+        return self.held[a:b]
+
+    def _show(self, a: int, b: int) -> None:
+        for (start, stop), content in self.shared.items():
+            if start <= a and b <= stop:
+                content[a - start : b - start] = self.held[a:b]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ltc
 from ltc.distributed.transport import private_folder as folders
@@ -19,6 +20,7 @@ from ltc.distributed.transport.private_folder import (
     shared_file,
 )
 from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.errors import LtcError
 
 
@@ -114,11 +116,13 @@ def test_processes_do_not_meet_where_others_may_write(tmp_path):
 
 def test_a_region_has_the_system_give_memory_before_it_is_used(tmp_path):
     """Otherwise a small file system would end the process with SIGBUS."""
-    path = str(tmp_path / "region")
-    region = Region.of_processes(2, path)
-    blocks = os.stat(path).st_blocks
-    region.reserve_slots(region.mailbox(0, 1))
-    assert os.stat(path).st_blocks > blocks
+    region = Region.of_processes(2, str(tmp_path / "region"))
+    assert os.stat(tmp_path / "region").st_blocks * 512 >= os.stat(tmp_path / "region").st_size
+    messages = tmp_path / "region-messages"
+    for nbytes in (1 << 10, 1 << 20):
+        blocks = os.stat(messages).st_blocks
+        SharedMemoryWire(region, 1).share(torch.zeros(nbytes, dtype=torch.uint8))
+        assert os.stat(messages).st_blocks > blocks
 
 
 def test_memory_that_is_not_there_is_an_error(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 """Who sends what to whom, and in which order, for every kind of collective: no data, no waiting.
 
 A schedule is a sequence of steps of one member of a group, positions counted inside the group:
+- (SHARE, _, a, b)      have room for elements a to b where the others can read them, until UNSHARE
+- (PUT, _, a, b)        put them there; the other steps say elements of that room then
 - (SEND, peer, a, b)    send elements a to b of what this member holds
-- (FOLD, peer, a, b)    combine the next message from `peer` with what was folded for a to b; a
-                        member's own operand is its step with itself as the peer.  The steps of one
-                        range follow one another in member order, which fixes the order of a sum
+- (REDUCE, _, a, b)     reduce elements a to b over everyone, in member order, which fixes the order
+                        of a sum: those of the others are the next message from each
 - (COPY, peer, a, b)    elements a to b become the next message from `peer`
 - (JOIN, peer, a, b)    elements a to b become message op elements: a ring's running sum
 
@@ -16,11 +17,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-SEND, FOLD, COPY, JOIN = "send", "fold", "copy", "join"
+SHARE, PUT, UNSHARE = "share", "put", "unshare"
+SEND, REDUCE, COPY, JOIN = "send", "reduce", "copy", "join"
 Step = tuple[str, int, int, int]
 
-# Below this many bytes each member sends everything to all: one hop in place of two.
-ONE_HOP_BYTES = 16 << 10
+# In the time in which one processor wakes another (30 us) a core reads and adds so many bytes (10 GB/s),
+# and so many go over a network (10 Gbit/s).
+HOP_BYTES, HOP_BYTES_OF_NETWORK = 300 << 10, 40 << 10
+
+
+def one_hop_bytes(size: int, hop_bytes: int) -> int:
+    """Up to which size each of `size` members reduces everything itself: one hop in place of two.
+
+    It reads the operands of size - 1 others whole in place of a 1/size of each, which must take no
+    longer than the second hop: than it takes for `hop_bytes`.
+    """
+    return hop_bytes * size // (size - 1) ** 2
+
+
+def posted_bytes(size: int) -> int:
+    """Up to which size it takes longer to hand a reduction to a thread than to do it.
+
+    A member writes its operand once, and reads that of each.
+    """
+    return HOP_BYTES // (size + 1)
+
+
+_AHEAD = 2  # messages of a swap
 
 
 def part(elements: int, size: int, position: int) -> tuple[int, int]:
@@ -35,19 +58,22 @@ def others(position: int, size: int) -> list[int]:
 
 
 def all_to_all_reduce(position: int, size: int, elements: int) -> Iterator[Step]:
-    """Everyone gets everything and computes the same: one hop, O(size) messages."""
+    """Everyone reads everything and computes the same: one hop, O(size) messages."""
+    yield SHARE, position, 0, elements
+    yield PUT, position, 0, elements
     for peer in others(position, size):
         yield SEND, peer, 0, elements
-    for member in range(size):
-        yield FOLD, member, 0, elements
+    yield UNSHARE, position, 0, elements
+    yield REDUCE, position, 0, elements
 
 
 def direct_all_reduce(
     position: int, size: int, elements: int, message_elements: int
 ) -> Iterator[Step]:
-    """Each member sums its share of every piece and hands it round; pieces overlap.
+    """Each member reduces its share of every piece where all operands lie, and the others read that.
 
-    O(size) messages of each member for each piece, two hops.
+    O(size) messages of each member for each piece, two hops. Pieces overlap: while one is reduced,
+    the next is there already, so that who is early has something to do.
     """
     piece = size * message_elements
     pieces = [(start, min(start + piece, elements)) for start in range(0, elements, piece)]
@@ -55,17 +81,19 @@ def direct_all_reduce(
     def scatter(number: int) -> Iterator[Step]:
         if number < len(pieces):
             start, stop = pieces[number]
+            yield SHARE, position, start, stop
             for peer in others(position, size):
                 a, b = part(stop - start, size, peer)
+                yield PUT, peer, start + a, start + b
                 yield SEND, peer, start + a, start + b
 
     def reduce(number: int) -> Iterator[Step]:
         start, stop = pieces[number]
         a, b = part(stop - start, size, position)
-        for member in range(size):
-            yield FOLD, member, start + a, start + b
+        yield REDUCE, position, start + a, start + b
         for peer in others(position, size):
             yield SEND, peer, start + a, start + b
+        yield UNSHARE, position, start, stop
 
     def gather(number: int) -> Iterator[Step]:
         start, stop = pieces[number]
@@ -90,7 +118,11 @@ def ring_all_reduce(
     """2 * (size - 1) hops to the next member, each of 1 / size of the elements.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009.
+    Two send each other all they have: the same number of elements in one hop.
     """
+    if size == 2:
+        yield from _swap(position, elements, message_elements)
+        return
     following, previous = (position + 1) % size, (position - 1) % size
     for hop in range(2 * (size - 1)):
         action = JOIN if hop < size - 1 else COPY
@@ -102,6 +134,16 @@ def ring_all_reduce(
             yield from outgoing[:1]
             yield from incoming[:1]
             outgoing, incoming = outgoing[1:], incoming[1:]
+
+
+def _swap(position: int, elements: int, message_elements: int) -> Iterator[Step]:
+    """Some messages of either are on their way while one is reduced."""
+    sends = _messages(SEND, 1 - position, 0, elements, message_elements)
+    reductions = _messages(REDUCE, position, 0, elements, message_elements)
+    yield from sends[:_AHEAD]
+    for number, reduction in enumerate(reductions):
+        yield reduction
+        yield from sends[number + _AHEAD : number + _AHEAD + 1]
 
 
 def _messages(action: str, peer: int, start: int, stop: int, most: int) -> list[Step]:

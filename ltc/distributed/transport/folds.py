@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,6 +16,7 @@ OPERATIONS: dict[str, Callable] = {
 }
 BITWISE = frozenset({"and", "or"})
 ORDERED = frozenset({"min", "max"})
+BLOCK_BYTES = 256 << 10  # two operands and two targets: what the second cache of a core holds
 # Sums of these are held in float32 and rounded once.
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -33,48 +33,29 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
         raise RuntimeError(f"reduce type {kind!r} needs numbers that have an order, not {dtype}")
 
 
-class Fold:
-    """A reduction of one range, operand by operand in member order.
+def fold(kind: str, operands: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Each target becomes the reduction of the operands, in their order; all flat.
 
-    own       this member's operand
-    target    where the result goes; may be `own` itself
-    position  of `own` among the operands
+    A target may be one of the operands. It goes block by block, so that what is read, the result so
+    far and the targets stay in the cache of one core.
     """
-
-    def __init__(self, kind: str, own: torch.Tensor, target: torch.Tensor, position: int) -> None:
-        self.operation, self.own, self.target = OPERATIONS[kind], own, target
-        wide = _WIDE.get(own.dtype)
-        # Where own is among the first two, the result is made in place, without a running copy.
-        self.direct = wide is None and position < 2
-        self.first = position == 0
-        self.running: Any = None if self.direct else torch.empty_like(own, dtype=wide or own.dtype)
-        self.count = 0
-
-    def take(self, operand: torch.Tensor) -> None:
-        """The next operand; not called for `own`, which `take_own` stands for."""
-        operation, target = self.operation, self.target
-        if not self.direct:
-            self._run(operand)
-        elif self.count >= 2:
-            operation(target, operand, out=target)
-        elif self.first:
-            operation(self.own, operand, out=target)
+    operation, first = OPERATIONS[kind], operands[0]
+    wide, block = _WIDE.get(first.dtype), BLOCK_BYTES // first.itemsize
+    parts = [x.split(block) for x in (*operands, *targets)]
+    running = torch.empty(
+        min(block, first.numel()), dtype=wide or first.dtype, device="cpu"
+    )  # not used where two operands have no wider type
+    for blocks in zip(*parts):
+        given, (result, *others) = blocks[: len(operands)], blocks[len(operands) :]
+        so_far = running[: result.numel()]
+        if wide is not None:
+            given = (so_far.copy_(given[0]), *given[1:])
+        total = given[0]
+        for x in given[1:-1]:
+            total = operation(total, x, out=so_far)
+        if wide is None:
+            operation(total, given[-1], out=result)
         else:
-            operation(operand, self.own, out=target)
-        self.count += 1
-
-    def take_own(self) -> None:
-        if not self.direct:
-            self._run(self.own)
-        self.count += 1
-
-    def _run(self, operand: torch.Tensor) -> None:
-        if self.count == 0:
-            self.running.copy_(operand)
-        else:
-            self.operation(self.running, operand, out=self.running)
-
-    def finish(self) -> None:
-        """Called after the last operand."""
-        if not self.direct:
-            self.target.copy_(self.running)
+            result.copy_(operation(total, given[-1], out=so_far))
+        for other in others:
+            other.copy_(result)

@@ -12,7 +12,7 @@ import torch
 
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
-from ltc.distributed.transport.collective_schedule import ONE_HOP_BYTES
+from ltc.distributed.transport.collective_schedule import posted_bytes
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
 from ltc.profiling import spans
@@ -68,6 +68,7 @@ class Progress:
 
     def __init__(self, place: world.Rank) -> None:
         self.place = place
+        self._posted_bytes = posted_bytes(place.replicas)
         self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
         self._begun: dict[int, _Exchange] = {}
         self._count = 0
@@ -85,7 +86,7 @@ class Progress:
         self._count += 1
         number = self._count
         self._begun[number] = exchange
-        if exchange.nbytes <= ONE_HOP_BYTES and not self._waiting:
+        if exchange.nbytes <= self._posted_bytes and not self._waiting:
             self._settle_posted()
             self._begin(exchange)
         else:

@@ -25,9 +25,9 @@ from ltc.distributed.transport.bootstrap import (
 )
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.inter_host import HostsWire
-from ltc.distributed.transport.shm_segment import PeerFailure, Region
+from ltc.distributed.transport.shm_segment import PeerFailure, Region, SymmetricMemory
 from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
-from ltc.distributed.transport.symmetric_memory import OneShotReducer, SymmetricMemory
+from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.distributed.transport.thread_wire import ThreadsWire
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.errors import NowhereToMeet
@@ -88,7 +88,7 @@ class _Sessions:
                     lane: _communicator(lane, region, place)
                     for lane, region in self.regions[key].items()
                 }
-                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].symmetric_memory)
+                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].one_shot_sums)
                 self.sessions[*key, place.ordinal] = session
             return session
 
@@ -167,6 +167,14 @@ def any_in_use() -> bool:
     return bool(_sessions.sessions)
 
 
+def flush() -> None:
+    """Return when all that this process has sent to other hosts has left it."""
+    for session in list(_sessions.sessions.values()):
+        for communicator in (session.programs, session.host):
+            if isinstance(communicator.wire, HostsWire):
+                communicator.wire.flush()
+
+
 def abort_threads(error: BaseException) -> None:
     """Have every replica that is a thread of this process, and waits for another, raise.
 
@@ -194,7 +202,7 @@ def _regions(place: world.Rank) -> dict[str, Region]:
     """What the replicas of this host share."""
     if place.processes == 1:
         regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
-        regions[PROGRAMS].symmetric_memory = SymmetricMemory.of_threads(place.replicas)
+        regions[PROGRAMS].one_shot_sums = SymmetricMemory.of_threads(place.replicas)
         return regions
     folder, here = folder_of_host(place.processes), _replicas_here(place)
     regions = {
@@ -206,7 +214,7 @@ def _regions(place: world.Rank) -> dict[str, Region]:
     if _hosts(place) == 1:
         path = os.path.join(folder, f"symmetric-{here}")
         region = regions[PROGRAMS]
-        region.symmetric_memory = SymmetricMemory.of_processes(here, region, path)
+        region.one_shot_sums = SymmetricMemory.of_processes(here, region, path)
     return regions
 
 

@@ -1,4 +1,4 @@
-"""Memory that the replicas of one host share: a mailbox for each ordered pair, and a board.
+"""Memory that the replicas of one host share: a mailbox for each ordered pair, a board, and parts.
 
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
 - the abort report: a flag, a length, and the text that every replica raises once one has found a
@@ -8,9 +8,11 @@ The layout of a region of n replicas, all words 64 bits, each written by one rep
 - n board entries: how many collectives the replica has begun, whether it is inside one, its
   process, whom it has been waiting for long, whether it has returned, and a line saying which
 - n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
-  line each), then SLOTS slots of a header (the caller's tag, bytes) and the message itself
+  line each), then SLOTS slots, each a cache line: the caller's tag, the message's bytes, and where
+  the message lies in its sender's part of the symmetric memory
 
-Nothing here needs an atomic operation: a counter is stored after what it announces, and read before.
+A counter is stored with a release after what it announces, and read with an acquire before: see
+ltc/llvm/native/shared_counters.py, and tests/models/shared_memory.py for what that is there for.
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ import fcntl
 import mmap
 import os
 import struct
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+from ltc.backends import shared_counters
 from ltc.distributed.transport.private_folder import reserve, shared_file
 
 LANES = 2  # regions of a run: of what programs exchange, and of what is exchanged at once
@@ -40,15 +41,10 @@ _AGREED = 2  # index of a word of the abort report's line
 _ENTRY_BYTES = 1024
 _SUM_BYTES = 2 * LINE
 _TEXT_BYTES = _ENTRY_BYTES - LINE
-_COUNTERS = 4 * LINE
-_SLOT_HEADER = LINE
-_MOST_SLOT_BYTES, _LEAST_SLOT_BYTES = 512 << 10, 4 << 10
-_MOST_REGION_BYTES = 256 << 20
-
-# Looks at a word before sleeping: what a peer on another core needs.  The first ones, some 10 us,
-# hold the GIL; the rest, about 100 us, let other threads and processes have the core.
-LOOKS, YIELDS = 200, 150
+_MAILBOX_BYTES = (2 + SLOTS) * LINE
 NAP_SECONDS = 0.02  # a sleeper looks this often whether somebody has found a fault
+# Of a part of symmetric memory; all parts together take at most a share of what is free.
+MOST_PART_BYTES, LEAST_PART_BYTES, _SHARE_OF_FREE = 64 << 20, 1 << 20, 4
 
 
 class PeerFailure(RuntimeError):
@@ -58,71 +54,102 @@ class PeerFailure(RuntimeError):
     """
 
 
-def slot_bytes(replicas: int) -> int:
-    """Bytes of the largest message between two of `replicas`."""
-    share = _MOST_REGION_BYTES // (replicas * replicas * SLOTS)
-    return max(min(share, _MOST_SLOT_BYTES) // LINE * LINE, _LEAST_SLOT_BYTES)
-
-
 def region_bytes(replicas: int) -> int:
-    mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
-    return _first_mailbox(replicas) + replicas * replicas * mailbox
+    """Bytes that `replicas` need to exchange at all."""
+    return _shared_bytes(replicas) + replicas * LEAST_PART_BYTES
+
+
+def _shared_bytes(replicas: int) -> int:
+    return _first_mailbox(replicas) + replicas * replicas * _MAILBOX_BYTES
 
 
 def _first_mailbox(replicas: int) -> int:
     return _REPORT_BYTES + replicas * (_SUM_BYTES + _ENTRY_BYTES)
 
 
+class SymmetricMemory:
+    """A part for each replica of a host, one after the other: its owner writes, all of them read.
+
+    nbytes  of one part
+    file    the descriptor of what is mapped, or -1 where the replicas are threads of this process
+    """
+
+    def __init__(self, memory: mmap.mmap, nbytes: int, file: int = -1) -> None:
+        self.memory, self.nbytes, self.file = memory, nbytes, file
+        self.words = memoryview(memory).cast("q")
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self.address = self.bytes.data_ptr()
+
+    @classmethod
+    def of_threads(cls, replicas: int) -> SymmetricMemory:
+        memory = mmap.mmap(-1, replicas * MOST_PART_BYTES)  # pages come when they are touched
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # advice only
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return cls(memory, MOST_PART_BYTES)
+
+    @classmethod
+    def of_processes(cls, replicas: int, region: Region, path: str) -> SymmetricMemory:
+        """The memory in the file `path`, of a size that whoever comes first finds room for."""
+        system = os.statvfs(os.path.dirname(path))
+        free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
+        nbytes = region.agreed(max(min(free, MOST_PART_BYTES) // mmap.PAGESIZE, 1)) * mmap.PAGESIZE
+        file = shared_file(path, replicas * nbytes)
+        return cls(mmap.mmap(file, replicas * nbytes), nbytes, file)
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Have the system give the memory now: where it has none, an error, not a signal later."""
+        if self.file >= 0:
+            reserve(self.file, start, nbytes)
+
+
 class Region:
     """The shared memory itself, as one replica or many of this process use it.
 
-    memory    a writable mapping of `region_bytes(replicas)` zeros, shared with the others
+    memory    a writable mapping of zeros, shared with the others
     file      its descriptor, or -1 where the replicas are threads of this process
+    messages  where what is sent lies, in the sender's part
     """
 
     def __init__(self, replicas: int, memory: mmap.mmap, file: int = -1) -> None:
         self.replicas, self.memory, self.file = replicas, memory, file
         self.words = memoryview(memory).cast("q")
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
-        self.address = self.bytes.data_ptr()
-        self.slot_bytes = slot_bytes(replicas)
-        self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._lock = threading.Lock()
-        self.symmetric_memory: Any = None  # for operands of one-shot sums: see symmetric_memory.py
+        self._sleeper = shared_counters.Sleeper(NAP_SECONDS)
+        self.messages: SymmetricMemory
+        self.one_shot_sums: SymmetricMemory | None = None  # for operands of one-shot sums
         self.thread_messages: dict[int, deque] = {}  # by mailbox: see ThreadsWire
 
     @classmethod
     def of_threads(cls, replicas: int) -> Region:
-        return cls(replicas, mmap.mmap(-1, region_bytes(replicas)))
+        region = cls(replicas, mmap.mmap(-1, _shared_bytes(replicas)))
+        region.messages = SymmetricMemory.of_threads(replicas)
+        return region
 
     @classmethod
     def of_processes(cls, replicas: int, path: str) -> Region:
-        """The region in the file `path`, made by whichever process comes first."""
-        size = region_bytes(replicas)
+        """The region in the file `path`, made by whichever process comes first.
+
+        Raises LtcError where there is no room for it.
+        """
+        size = _shared_bytes(replicas)
         file = shared_file(path, size)
-        reserve(file, 0, _first_mailbox(replicas))
-        return cls(replicas, mmap.mmap(file, size), file)
-
-    def reserve_counters(self, mailbox: int) -> None:
-        """Before any of the mailbox is read.  Raises LtcError where there is no room for it."""
-        if self.file >= 0:
-            reserve(self.file, mailbox, _COUNTERS)
-
-    def reserve_slots(self, mailbox: int) -> None:
-        """Before the first message is put in.  Raises LtcError where there is no room for it."""
-        if self.file >= 0:
-            reserve(self.file, mailbox, self._mailbox_bytes)
+        reserve(file, 0, size)
+        region = cls(replicas, mmap.mmap(file, size), file)
+        region.messages = SymmetricMemory.of_processes(replicas, region, f"{path}-messages")
+        return region
 
     # --- mailboxes
 
     def mailbox(self, sender: int, receiver: int) -> int:
         """Offset, in bytes, of the mailbox from one replica to another."""
         place = receiver * self.replicas + sender
-        return _first_mailbox(self.replicas) + place * self._mailbox_bytes
+        return _first_mailbox(self.replicas) + place * _MAILBOX_BYTES
 
     def slot(self, mailbox: int, message: int) -> int:
-        """Offset of the header of the slot that holds message number `message`."""
-        return mailbox + _COUNTERS + message % SLOTS * (_SLOT_HEADER + self.slot_bytes)
+        """Offset of the slot of message number `message`."""
+        return mailbox + (2 + message % SLOTS) * LINE
 
     # --- one-shot sums
 
@@ -172,7 +199,7 @@ class Region:
         """Say that `replica` has waited long for `peer` to bring a counter to a value."""
         at = self.waiting_word(replica)
         self.words[at + 1], self.words[at + 2] = offset, value
-        self.words[at] = peer + 1
+        self.store(8 * at, peer + 1)
 
     def waits_for(self, replica: int) -> int | None:
         """Whom a replica has been waiting for so long that it said so.
@@ -180,7 +207,8 @@ class Region:
         None where what it waits for is there: it has only had no processor since.
         """
         at = self.waiting_word(replica)
-        word, offset, value = self.words[at : at + 3]
+        word = self.load(8 * at)
+        offset, value = self.words[at + 1 : at + 3]
         return word - 1 if word and self.words[offset // 8] < value else None
 
     def say_returned(self, replica: int, returned: bool) -> None:
@@ -204,7 +232,7 @@ class Region:
                 return
             self.memory[LINE : LINE + len(encoded)] = encoded
             self.words[1] = len(encoded)
-            self.words[0] = 1  # last: readers look here first
+            self.store(0, 1)  # last: readers look here first
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -220,7 +248,7 @@ class Region:
 
     def raise_abort_report(self) -> None:
         """Raise PeerFailure with the abort report's text where there is one."""
-        if self.failed:
+        if self.failed and self.load(0):
             text = bytes(self.memory[LINE : LINE + self.words[1]])
             raise PeerFailure(text.decode(errors="replace"))
 
@@ -228,8 +256,11 @@ class Region:
 
     def store(self, offset: int, value: int) -> None:
         """Store a counter and wake whoever sleeps until it changes."""
-        self.words[offset // 8] = value
-        _wake(self.address + offset)
+        shared_counters.store(self.address + offset, value)
+
+    def load(self, offset: int) -> int:
+        """A counter; what its writer wrote before is seen from now on."""
+        return shared_counters.load(self.address + offset)
 
     def wait_at_least(self, offset: int, value: int, who_is_late) -> None:
         """Block until the counter at `offset` has reached `value`; the GIL is free meanwhile.
@@ -237,59 +268,10 @@ class Region:
         who_is_late  called with the seconds waited so far, now and then; it may report
         Raises PeerFailure as soon as there is an abort report.
         """
-        words, index = self.words, offset // 8
-        for _ in range(LOOKS):
-            if words[index] >= value:
-                return
-        for _ in range(YIELDS):
-            if words[index] >= value:
-                return
-            _yield()
+        address = self.address + offset
+        if shared_counters.load(address) >= value:
+            return
         started = time.monotonic()
-        while (seen := words[index]) < value:
+        while self._sleeper.wait(address, value) < value:
             self.raise_abort_report()
             who_is_late(time.monotonic() - started)
-            _sleep(self.address + offset, seen)
-
-
-# --- sleeping until a word changes ------------------------------------------------------------
-# A call through ctypes releases the GIL, which os.sched_yield does not.
-
-_libc = ctypes.CDLL(None, use_errno=False)
-_yield = _libc.sched_yield
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_SYS_FUTEX = None
-if sys.platform == "linux":
-    _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
-
-
-class _TimeSpec(ctypes.Structure):
-    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
-
-
-_nap = _TimeSpec(0, int(NAP_SECONDS * 1e9))
-_nap_pointer = ctypes.byref(_nap)
-_syscall = _libc.syscall
-_syscall.argtypes = [
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int,
-]
-
-
-def _sleep(address: int, seen: int) -> None:
-    """Sleep until the word at `address` is no longer `seen`, at most NAP_SECONDS."""
-    if _SYS_FUTEX is None:
-        time.sleep(5e-5)
-        return
-    low = ctypes.c_int32(seen).value  # a futex is 32 bits: the low half, on little-endian machines
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, low, _nap_pointer, None, 0)
-
-
-def _wake(address: int) -> None:
-    if _SYS_FUTEX is not None:
-        _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 1 << 30, None, None, 0)

@@ -1,4 +1,4 @@
-"""Symmetric memory for one-shot sums over the replicas of a host: see passes/one_shot_all_reduce.py.
+"""One-shot sums over the replicas of a host in symmetric memory: see passes/one_shot_all_reduce.py.
 
 Each replica has a *part* of the memory, and all of them see every part.  Each kind of sum (its groups
 and types) has a *slot*, at the same offset of every part: slots are given in the order in which the
@@ -12,10 +12,6 @@ run its own earlier programs, in order, and published all their sums: the other 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-import os
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -24,8 +20,7 @@ from typing import Any
 
 from ltc.backends.interface import OneShotSums
 from ltc.distributed.transport.communicator import TAG_MASK, Communicator, tag_of
-from ltc.distributed.transport.private_folder import reserve, shared_file
-from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.shm_segment import SymmetricMemory
 from ltc.distributed.transport.wire import Mismatch, Waiter
 from ltc.ir.one_shot import HEAD_BYTES
 from ltc.ir.tensor_type import TensorType
@@ -33,45 +28,7 @@ from ltc.ir.tensor_type import TensorType
 MOST_BYTES = 8 << 20  # of one sum: larger ones leave the caches, and travel better in pieces
 SMALL_BYTES = 64 << 10  # of a sum of which programs may have many
 FEWEST_TURNS, MOST_TURNS, SLOT_BYTES = 2, 256, 1 << 20
-MOST_PART_BYTES = 64 << 20
-_SHARE_OF_FREE = 4  # all parts together take at most this part of the file system's free memory
-_PAGE = mmap.PAGESIZE
 _LINE = 64
-
-
-class SymmetricMemory:
-    """The parts of all replicas of a host, one after the other.
-
-    nbytes  of one part
-    file    the descriptor of what is mapped, or -1 where the replicas are threads of this process
-    """
-
-    def __init__(self, memory: mmap.mmap, nbytes: int, file: int = -1) -> None:
-        self.memory, self.nbytes, self.file = memory, nbytes, file
-        self.words = memoryview(memory).cast("q")
-        self.address = _address_of(memory)
-
-    @classmethod
-    def of_threads(cls, replicas: int) -> SymmetricMemory:
-        memory = mmap.mmap(-1, replicas * MOST_PART_BYTES)  # pages come when they are touched
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # advice only
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return cls(memory, MOST_PART_BYTES)
-
-    @classmethod
-    def of_processes(cls, replicas: int, region: Region, path: str) -> SymmetricMemory:
-        """The memory in the file `path`, of a size that whoever comes first finds room for."""
-        system = os.statvfs(os.path.dirname(path))
-        free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
-        nbytes = region.agreed(max(min(free, MOST_PART_BYTES) // _PAGE, 1)) * _PAGE
-        file = shared_file(path, replicas * nbytes)
-        return cls(mmap.mmap(file, replicas * nbytes), nbytes, file)
-
-    def reserve(self, start: int, nbytes: int) -> None:
-        """Have the system give the memory now: where it has none, an error, not a signal later."""
-        if self.file >= 0:
-            reserve(self.file, start, nbytes)
 
 
 class _Slot:
@@ -218,10 +175,9 @@ class OneShotReducer:
         turn = slot.count % slot.turns
         slot.count += 1
         before, slot.used[turn] = slot.used[turn], self.number + 1
-        words = self.region.words
         for member in prepared.members:
             counter = self.region.released(member)
-            if words[counter // 8] < before and member != self.replica:
+            if member != self.replica and self.region.load(counter) < before:
                 self._waiter.wait_at_least(counter, before, member)
         return slot.start + turn * slot.step + HEAD_BYTES
 
@@ -274,7 +230,3 @@ def _can_add(able: OneShotSums, members: int, types: Sequence[TensorType]) -> bo
 
 def _in_lines(nbytes: int) -> int:
     return -(-nbytes // _LINE) * _LINE
-
-
-def _address_of(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

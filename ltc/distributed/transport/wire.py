@@ -8,12 +8,11 @@ from typing import Protocol
 
 import torch
 
+from ltc.distributed.transport.collective_schedule import HOP_BYTES
 from ltc.distributed.transport.shm_segment import LINE, SLOTS, Region
 
 _MOST_VIEWS = 4096  # a view takes longer to make than a small message to copy, so they are kept
 LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a deadlock shows
-
-Consume = Callable[[torch.Tensor], object]
 
 
 class Mismatch(Exception):
@@ -26,35 +25,65 @@ class Mismatch(Exception):
         self.peer, self.found = peer, found
 
 
+class Share:
+    """A flat tensor that others read where it lies, as messages tell them.
+
+    flat     as they read it
+    is_copy  whether it is a copy, which nobody else writes to
+    read_by  receiver -> the latest message that tells it
+    is_open  whether more messages may
+    """
+
+    __slots__ = ("flat", "is_copy", "read_by", "is_open")
+
+    def __init__(self, flat: torch.Tensor, is_copy: bool) -> None:
+        self.flat, self.is_copy, self.is_open = flat, is_copy, True
+        self.read_by: dict[int, int] = {}
+
+    def end(self) -> None:
+        """No message tells of it from now on: once those sent are taken, the memory is used anew."""
+        self.is_open = False
+
+
 class Wire(Protocol):
     """One replica's way to all others.  Messages from one to another arrive in order.
 
     replica, replicas   its number, and how many there are
-    message_bytes       the largest message
+    message_bytes       the largest message; one for each replica may be shared at once, and as
+                        many again while the others read those
+    hop_bytes           that go over it in the time that a message takes to arrive
     late                called with whom it has waited for, and how long, in seconds
     """
 
     replica: int
     replicas: int
     message_bytes: int
+    hop_bytes: int
     late: Callable[[int, float], None]
 
-    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
-        """Send a contiguous 1-D tensor.
+    def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
+        """Have a contiguous 1-D tensor lie where others can read it: a copy, or the tensor itself.
 
-        It must stay as it is until the receiver has answered with a message made from it, or until
-        `finish` returns.
+        copies  whether a copy has its values from the beginning
+
+        The tensor itself has to stay as it is until `finish` returns, but for what those who are
+        sent a part of it have answered with a message made from that.
         """
+
+    def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
+        """Send a contiguous 1-D tensor, which is a part of `share` where that is given."""
+
+    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+        """The next message, a 1-D tensor of `like`'s size and dtype: valid until it is given back.
+
+        Raises Mismatch where the message carries another tag.
+        """
+
+    def give_back(self, sender: int) -> None:
+        """The message that was taken from there is not needed any more."""
 
     def finish(self) -> None:
         """Return when nobody needs the memory of what was sent any more."""
-
-    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
-        """Call `consume`, if any, with the next message: a 1-D tensor of `like`'s size and dtype.
-
-        The tensor may be overwritten once `consume` returns.
-        Raises Mismatch where the message carries another tag.
-        """
 
 
 class Waiter:
@@ -78,21 +107,68 @@ class Waiter:
         region.words[self._word] = 0
 
 
+class _Part:
+    """This replica's part of the symmetric memory: where what it sends lies until it is taken."""
+
+    def __init__(self, region: Region, replica: int, has_taken: Callable[[int, int], bool]) -> None:
+        """`has_taken`: whether a receiver needs no message up to that number any more."""
+        self.memory, self.has_taken = region.messages, has_taken
+        self.start = replica * self.memory.nbytes  # in the whole memory
+        self._reserved = 0  # so many of its bytes are there
+        self._used: list[tuple[int, int, Share]] = []  # (start, stop, share), the oldest first
+
+    def place(self, nbytes: int, share: Share, wait: Callable[[Share], None]) -> int:
+        """Where the share may lie from now on, as an offset in the part.
+
+        wait  blocks until a share that is not open has been taken by all
+        """
+        nbytes = -(-max(nbytes, 1) // LINE) * LINE
+        while True:
+            self._used = [one for one in self._used if not self._is_free(one[2])]
+            place = self._gap(nbytes)
+            if place + nbytes <= self.memory.nbytes:
+                break
+            wait(next(share for _, _, share in self._used if not share.is_open))
+        if place + nbytes > self._reserved:
+            self.memory.reserve(self.start + self._reserved, place + nbytes - self._reserved)
+            self._reserved = place + nbytes
+        self._used.append((place, place + nbytes, share))
+        return place
+
+    def _is_free(self, share: Share) -> bool:
+        return not share.is_open and all(self.has_taken(*one) for one in share.read_by.items())
+
+    def _gap(self, nbytes: int) -> int:
+        """The first place between what is used: memory that was used lately is in the caches."""
+        place = 0
+        for start, stop in sorted(one[:2] for one in self._used):
+            if place + nbytes <= start:
+                break
+            place = stop
+        return place
+
+
 class SharedMemoryWire:
-    """Messages through the mailboxes of a region, for the processes that share it."""
+    """Messages for the processes that share a region: they lie in the part of their sender.
+
+    A mailbox only tells where, so that any number of receivers read one copy in place.
+    """
+
+    hop_bytes = HOP_BYTES
 
     def __init__(self, region: Region, replica: int) -> None:
         self.region, self.replica, self.replicas = region, replica, region.replicas
-        self.message_bytes = region.slot_bytes
+        # At most four pieces are under way at once (see direct_all_reduce): with ten times the memory
+        # of one there is a gap for another, wherever those lie.
+        piece = region.messages.nbytes // 10 // self.replicas
+        self.message_bytes = max(piece // LINE * LINE, LINE)
         self._waiter = Waiter(region, replica)
         self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
         self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
-        for mailbox in (*self._out, *self._in):
-            region.reserve_counters(mailbox)
-        self._is_reserved = [False] * self.replicas  # by receiver
         # counters survive in the region, so that a wire made anew goes on where the old one was
         self._sent = [region.words[mailbox // 8] for mailbox in self._out]
         self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
+        self._part = _Part(region, replica, self._has_taken)
         self._views: dict[tuple, torch.Tensor] = {}
 
     @property
@@ -104,46 +180,60 @@ class SharedMemoryWire:
     def late(self, late: Callable[[int, float], None]) -> None:
         self._waiter.late = late
 
-    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
-        region = self.region
-        mailbox = self._out[receiver]
-        if not self._is_reserved[receiver]:
-            region.reserve_slots(mailbox)
-            self._is_reserved[receiver] = True
-        number = self._sent[receiver]
-        if number >= SLOTS:
-            self._waiter.wait_at_least(mailbox + LINE, number - SLOTS + 1, receiver)
-        slot = region.slot(mailbox, number)
-        struct.pack_into("qq", region.memory, slot, tag, part.nbytes)
-        if part.numel():
-            self._view(slot + LINE, part).copy_(part)
-        self._sent[receiver] = number + 1
-        region.store(mailbox, number + 1)
+    def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
+        share = Share(flat, is_copy=True)
+        place = self._part.place(flat.nbytes, share, self._wait_for_readers)
+        share.flat = self._view(self._part.start + place, flat)
+        if copies:
+            share.flat.copy_(flat)
+        return share
 
-    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
-        region = self.region
-        mailbox = self._in[sender]
-        number = self._received[sender]
-        self._waiter.wait_at_least(mailbox, number + 1, sender)
+    def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
+        if share is None:
+            share = self.share(part)
+            part = share.flat
+            share.end()
+        number = self._sent[receiver] = self._sent[receiver] + 1
+        share.read_by[receiver] = number
+        region, mailbox = self.region, self._out[receiver]
+        if number > SLOTS:
+            self._waiter.wait_at_least(mailbox + LINE, number - SLOTS, receiver)
+        place = part.data_ptr() - region.messages.address if part.numel() else 0
+        struct.pack_into(
+            "qqq", region.memory, region.slot(mailbox, number), tag, part.nbytes, place
+        )
+        region.store(mailbox, number)
+
+    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+        region, mailbox = self.region, self._in[sender]
+        number = self._received[sender] = self._received[sender] + 1
+        self._waiter.wait_at_least(mailbox, number, sender)
         slot = region.slot(mailbox, number)
-        found, nbytes = struct.unpack_from("qq", region.memory, slot)
+        found, nbytes, place = struct.unpack_from("qqq", region.memory, slot)
         if found != tag or nbytes != like.nbytes:
             raise Mismatch(sender, found)
-        if consume is not None:
-            consume(self._view(slot + LINE, like))
-        self._received[sender] = number + 1
-        region.store(mailbox + LINE, number + 1)
+        return self._view(place, like)
+
+    def give_back(self, sender: int) -> None:
+        self.region.store(self._in[sender] + LINE, self._received[sender])
 
     def finish(self) -> None:
-        """What is sent lies in shared memory at once."""
+        """What is sent is a copy."""
 
-    def _view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """The bytes of a slot as a tensor of the size and dtype of `like`."""
-        key = (offset, like.dtype, like.numel())
+    def _has_taken(self, receiver: int, number: int) -> bool:
+        return self.region.load(self._out[receiver] + LINE) >= number
+
+    def _wait_for_readers(self, share: Share) -> None:
+        for receiver, number in share.read_by.items():
+            self._waiter.wait_at_least(self._out[receiver] + LINE, number, receiver)
+
+    def _view(self, place: int, like: torch.Tensor) -> torch.Tensor:
+        """The bytes at a place of the whole memory as a tensor of the size and dtype of `like`."""
+        key = (place, like.dtype, like.numel())
         view = self._views.get(key)
         if view is None:
             if len(self._views) > _MOST_VIEWS:
                 self._views.clear()
-            view = self.region.bytes[offset : offset + like.nbytes].view(like.dtype)
+            view = self.region.messages.bytes[place : place + like.nbytes].view(like.dtype)
             self._views[key] = view
         return view
