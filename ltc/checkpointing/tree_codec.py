@@ -18,8 +18,8 @@ import torch
 
 Node = list  # [kind, payload…]
 Table = list[Node]
-
 DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
+_MAPPINGS = ("dict", "OrderedDict", "Counter")
 _MAX_KEY_PARTS = 10_000  # hashing shared tuples costs their size when written out
 MAX_REPEATS = 1000  # how much longer a walk over all places may be than the table that is read
 
@@ -32,9 +32,8 @@ def to_table(data: Any, tensor_payload: Callable[[torch.Tensor], list]) -> Table
 
     tensor_payload  what stands in the node of a tensor
 
-    Raises TypeError for a part of another kind, ValueError for data that contain themselves; both
-    say where. Raises ValueError too for parts that are shared so often that no walk over all places
-    ends.
+    Raises TypeError for a part of another kind, ValueError for data that contain themselves or are
+    shared too often; all say where.
     """
     table = _Writer(tensor_payload).table_of(data)
     try:
@@ -200,10 +199,9 @@ def from_table(
     Raises ValueError, TypeError or another error of Python where a node says what can not be; the
     text begins with its position and kind.
     """
-    needed = _needed(table, roots)
     made: dict[int, Any] = {}
     weights: dict[int, int] = {}
-    for position in sorted(needed):
+    for position in sorted(_needed(table, roots)):
         kind, *payload = table[position]
         try:
             if kind == "tensor":
@@ -243,20 +241,19 @@ def check_table(table: Any) -> None:
 def _check_places(table: Table) -> None:
     """Raise ValueError where sharing makes data of far more places than the table has.
 
-    Sixty lists that each hold the one before twice are 2**60 places: every program that walks over
-    what it loaded would hang.
+    Sixty lists that each hold the one before twice are 2**60 places, which no program can walk over.
     """
-    named = sum(len(node[-1]) for node in table if node[0] in _FROM_PARTS)
-    most = MAX_REPEATS * (1 + named)
+    most = MAX_REPEATS * (1 + sum(len(_parts_of(node)) for node in table))
     places: list[int] = []
     for position, node in enumerate(table):
-        parts = node[-1] if node[0] in _FROM_PARTS else ()
-        places.append(1 + sum(places[part] for part in parts))
+        places.append(1 + sum(places[part] for part in _parts_of(node)))
         if places[-1] > most:
-            raise ValueError(
-                f"node {position}, a {node[0]}, has more than {most} places, of {len(table)} parts: "
-                f"what is shared may stand in {MAX_REPEATS} places each"
-            )
+            shared = f"what is shared may stand in {MAX_REPEATS} places each"
+            raise ValueError(f"node {position}, a {node[0]}, has more than {most} places: {shared}")
+
+
+def _parts_of(node: Node) -> list[int]:
+    return node[-1] if node[0] in _FROM_PARTS else []
 
 
 def find(table: Table, key: str) -> int:
@@ -279,7 +276,7 @@ def _named_parts(table: Table, position: int) -> list[tuple[str, int]]:
     if kind not in _FROM_PARTS:
         return []
     parts = payload[-1]
-    if kind in ("dict", "OrderedDict", "Counter"):
+    if kind in _MAPPINGS:
         named = ((table[k], v) for k, v in zip(parts[0::2], parts[1::2]))
         return [(str(node[1]), v) for node, v in named if node[0] in ("str", "int") and node[1:]]
     if kind == "namedtuple":
@@ -293,14 +290,12 @@ def _needed(table: Table, roots: Iterable[int]) -> set[int]:
         position = stack.pop()
         if position not in needed:
             needed.add(position)
-            kind = table[position][0]
-            if kind in _FROM_PARTS:
-                stack.extend(table[position][-1])
+            stack.extend(_parts_of(table[position]))
     return needed
 
 
 def _check_keys(kind: str, parts: list[int], weights: dict[int, int]) -> None:
-    hashed = parts[0::2] if kind in ("dict", "OrderedDict", "Counter") else parts
+    hashed = parts[0::2] if kind in _MAPPINGS else parts
     if kind in ("list", "tuple", "Size", "namedtuple"):
         return
     if any(weights.get(part, 1) > _MAX_KEY_PARTS for part in hashed):

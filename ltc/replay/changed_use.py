@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ltc.device.recording.recorder import Entry
 from ltc.replay.conditions import Number
 from ltc.replay.objects import attribute
+from ltc.replay.origins import recorded_path
 from ltc.replay.reachable import Reachable
+from ltc.replay.traced_float import Operation
 
 _TOGETHER = 40  # conditions that are looked at at once
 _OF_A_GRADIENT = re.compile(r"\.grad\b")
@@ -111,3 +114,36 @@ def _readable(reachable: Reachable, text: str) -> str:
         return f"<{attribute(value, '__qualname__') or type(value).__name__}>"
 
     return re.sub(r"\bc\d+\b", kind, text)
+
+
+# --- two recordings of one call -----------------------------------------------------------------
+
+
+def where_paths_part(mine: Entry, other: Entry) -> str:
+    """Name the first call that only one of two recordings has."""
+    calls, others = recorded_path(mine), recorded_path(other)
+    for one, another in zip(calls, others):
+        if one is not another:
+            return f"{another.name} at {another.line} where {one.name} at {one.line} was recorded"
+    longer = (calls, others)[len(others) > len(calls)]
+    if len(calls) == len(others):
+        return "its path was forgotten"
+    last = longer[min(len(calls), len(others))]
+    return f"{last.name} at {last.line} is recorded in one of two calls"
+
+
+def same_operations(mine: list[Operation], others: list[Operation]) -> bool:
+    """True if two calls have computed the same from their numbers."""
+    return len(mine) == len(others) and all(
+        one.name == other.name
+        and [x.__class__ for x in one.operands] == [x.__class__ for x in other.operands]
+        and _same_places(one, other)
+        and (isinstance(one.result, float) or one.result == other.result)
+        for one, other in zip(mine, others)
+    )
+
+
+def _same_places(one: Operation, other: Operation) -> bool:
+    return all(
+        x == y for x, y in zip(one.operands, other.operands) if not isinstance(x, (float, int))
+    )

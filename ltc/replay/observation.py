@@ -18,6 +18,7 @@ from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import current_device, is_lazy
 from ltc.device.torch_device import state_if_any
+from ltc.replay.changed_use import same_operations, where_paths_part
 from ltc.replay.counters import multipliers
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
 from ltc.replay.reachable import Reachable, has_graph, is_leaf
@@ -77,7 +78,7 @@ class Observation:
     def difference(self, other: Observation) -> str:
         """What the other has done that this one has not; "" where they are alike."""
         if self.last is not other.last:
-            return _where_paths_part(self.last, other.last)
+            return where_paths_part(self.last, other.last)
         mine, others = self.ended, other.ended
         if (mine.outputs, mine.holders, mine.shared, mine.replaced) != (
             others.outputs,
@@ -99,7 +100,7 @@ class Observation:
             other.no_gradient,
         ):
             return "its random draws or its step mark are others"
-        if not _same_operations(self.operations, other.operations):
+        if not same_operations(self.operations, other.operations):
             return "it has computed other numbers"
         if None in alike_growth([self, other]):
             return "its step counts have grown otherwise"
@@ -391,31 +392,3 @@ def alike_growth(calls: Sequence[Observation]) -> list[float | Multiplied | None
             known[histories] = Multiplied(min(places)) if places else None
         found.append(known[histories])
     return found
-
-
-def _where_paths_part(mine: Entry, other: Entry) -> str:
-    calls, others = recorded_path(mine), recorded_path(other)
-    for one, another in zip(calls, others):
-        if one is not another:
-            return f"{another.name} at {another.line} where {one.name} at {one.line} was recorded"
-    longer = (calls, others)[len(others) > len(calls)]
-    if len(calls) == len(others):
-        return "its path was forgotten"
-    last = longer[min(len(calls), len(others))]
-    return f"{last.name} at {last.line} is recorded in one of two calls"
-
-
-def _same_operations(mine: list[Operation], others: list[Operation]) -> bool:
-    return len(mine) == len(others) and all(
-        one.name == other.name
-        and [x.__class__ for x in one.operands] == [x.__class__ for x in other.operands]
-        and _same_places(one, other)
-        and (isinstance(one.result, float) or one.result == other.result)
-        for one, other in zip(mine, others)
-    )
-
-
-def _same_places(one: Operation, other: Operation) -> bool:
-    return all(
-        x == y for x, y in zip(one.operands, other.operands) if not isinstance(x, (float, int))
-    )

@@ -33,7 +33,7 @@ _PLAIN = {dict, OrderedDict, defaultdict, list, tuple, deque}  # in them a tuple
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class ContainerForm:
     """The parts of one kind of container, and the way back.
 
     content  its parts, attributes excepted
@@ -84,28 +84,30 @@ def _fill_array(shell: Any, parts: list) -> None:
     shell[...] = line.reshape(shell.shape)
 
 
-_FORMS: tuple[tuple[type, Form], ...] = (
+_FORMS: tuple[tuple[type, ContainerForm], ...] = (
     (
         DataWrapper,
-        Form(
+        ContainerForm(
             lambda x, keep: [(part, False) for part in x.get_tensors()],
             build=lambda x, parts: x.from_tensors(parts),
         ),
     ),
-    (dict, Form(_items, _fill_mapping)),
-    (list, Form(_elements(list), list.extend)),
-    (deque, Form(_elements(deque), deque.extend)),
-    (set, Form(_kept_elements(set), set.update)),
-    (frozenset, Form(_kept_elements(frozenset), build=lambda x, parts: type(x)(parts))),
-    (tuple, Form(_kept_elements(tuple), build=_tuple_like)),
+    (dict, ContainerForm(_items, _fill_mapping)),
+    (list, ContainerForm(_elements(list), list.extend)),
+    (deque, ContainerForm(_elements(deque), deque.extend)),
+    (set, ContainerForm(_kept_elements(set), set.update)),
+    (frozenset, ContainerForm(_kept_elements(frozenset), build=lambda x, parts: type(x)(parts))),
+    (tuple, ContainerForm(_kept_elements(tuple), build=_tuple_like)),
     (
         MappingProxyType,
-        Form(_items, build=lambda x, parts: MappingProxyType(dict(zip(parts[0::2], parts[1::2])))),
+        ContainerForm(
+            _items, build=lambda x, parts: MappingProxyType(dict(zip(parts[0::2], parts[1::2])))
+        ),
     ),
 )
-PLAIN_TUPLE = Form(_elements(tuple), list.extend)
-_OBJECT_ARRAY = Form(lambda x, keep: [(part, keep) for part in x.ravel()], _fill_array)
-OBJECT = Form(lambda x, keep: [], lambda shell, parts: None)
+PLAIN_TUPLE = ContainerForm(_elements(tuple), list.extend)
+_OBJECT_ARRAY = ContainerForm(lambda x, keep: [(part, keep) for part in x.ravel()], _fill_array)
+OBJECT = ContainerForm(lambda x, keep: [], lambda shell, parts: None)
 # An empty one of the same class, without its own methods, which may do more.
 _EMPTY: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (OrderedDict, lambda x: OrderedDict.__new__(type(x))),
@@ -122,7 +124,7 @@ def _begun(new: Any, kind: Any, *arguments: Any) -> Any:
     return new
 
 
-def form_of(x: Any, keep: bool) -> Form | None:
+def form_of(x: Any, keep: bool) -> ContainerForm | None:
     """Return how a container is opened and made again; None for what has no parts."""
     if type(x) is tuple and not keep:
         return PLAIN_TUPLE
@@ -162,7 +164,7 @@ def is_record(x: Any) -> bool:
     )
 
 
-def empty_like(x: Any, form: Form) -> Any:
+def empty_like(x: Any, form: ContainerForm) -> Any:
     """Return an empty container of the same class, which is to be filled; None for an object."""
     if form is PLAIN_TUPLE:
         return []

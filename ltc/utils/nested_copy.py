@@ -29,7 +29,7 @@ from ltc.support.tree import DataWrapper
 from ltc.utils.container_forms import (
     OBJECT,
     REFERRED,
-    Form,
+    ContainerForm,
     Part,
     attributes_of,
     empty_like,
@@ -188,7 +188,7 @@ class _Copy:
             _refuse_what_hides_tensors(x)
         return x
 
-    def _form(self, key: Key) -> Form:
+    def _form(self, key: Key) -> ContainerForm:
         form = self._nodes[key].form
         assert form is not None
         return form

@@ -68,36 +68,22 @@ from ltc.device.versions import are_counted_here, counting
 from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
 
+_BY_THEIR_NAMES = (
+    record, recorder_named, value_of, values_of, State, get_ident, write, shorten, NeedsRule, computed,
+    ComputedValue, link_of, link_view, links_of, link_views, repeats, hold, fits, contiguous,
+)  # fmt: skip
 _NAMESPACE = {
-    "record": record,
-    "recorder_named": recorder_named,
+    **{one.__name__: one for one in _BY_THEIR_NAMES},
     "storage_of": storage_of,
-    "value_of": value_of,
-    "values_of": values_of,
-    "State": State,
     "ref": ref,
-    "get_ident": get_ident,
-    "write": write,
-    "shorten": shorten,
     "sessions": sessions,
     "run_now": run,
-    "NeedsRule": NeedsRule,
-    "computed": computed,
-    "ComputedValue": ComputedValue,
     "new_object": object.__new__,
     "alias": torch.ops.aten.alias.default,
-    "link_of": link_of,
-    "links_of": links_of,
-    "hold": hold,
-    "fits": fits,
-    "contiguous": contiguous,
     "tensors": tensors_here,
     "on_cpu": CPU,
     "strided": torch.strided,
     "no_keywords": {},  # never changed
-    "link_view": link_view,
-    "repeats": repeats,
-    "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": OTHER_OPERAND,

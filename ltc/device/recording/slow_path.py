@@ -48,15 +48,10 @@ _NUMBER_TYPES = {
 }
 _INDEXING = frozenset(
     {
-        "aten::index.Tensor",
-        "aten::_unsafe_index.Tensor",
-        "aten::index_put",
-        "aten::index_put_",
-        "aten::_index_put_impl_",
-        "aten::_unsafe_index_put",
-        "aten::index.Tensor_out",
+        "aten::index.Tensor", "aten::_unsafe_index.Tensor", "aten::index.Tensor_out",
+        "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put",
     }
-)
+)  # fmt: skip
 _NOT_RECORDED = frozenset({DEVICE, IGNORED})
 _META = torch.device("meta")
 # What a tensor raises, asked for its state, that is none of ltc's or has no state yet.
