@@ -111,26 +111,28 @@ def _floats(arguments: Sequence[Any]) -> set[torch.dtype]:
 
 def cpu_function_of(overload: Any) -> Callable[..., Any]:
     """What runs an overload on CPU tensors, and adds in float32 or wider."""
-    return _wide_sum_of(overload) if adds_in_16_bits(overload.name()) else function_of(overload)
+    return in_wide_sums(overload, function_of(overload))
 
 
 @functools.cache
-def _wide_sum_of(overload: Any) -> WideSum:
-    return WideSum(overload)
+def in_wide_sums(overload: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which comes to that overload, as it is or with wider operands."""
+    return WideSum(overload, function) if adds_in_16_bits(overload.name()) else function
 
 
 class WideSum:
     """Calls an overload with float32 in place of 16-bit operands, and rounds what it gives once."""
 
-    def __init__(self, overload: Any) -> None:
-        self._name, self._function = overload.name(), function_of(overload)
+    def __init__(self, overload: Any, function: Callable[..., Any]) -> None:
+        self._name, self._function = overload.name(), function
         arguments = schema_of_overload(overload).arguments
         self._names = [argument.name for argument in arguments]
         self._written = [a.name for a in arguments if a.alias_info and a.alias_info.is_write]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and args[0].dtype not in LOW_PRECISION:  # the first operand of each is added
-            return self._function(*args)
+        # what is added is the first operand of each, and mostly of 32 bits
+        if args[0].dtype not in LOW_PRECISION and kwargs.get("dtype") is None:
+            return self._function(*args, **kwargs)
         dtype = narrow_sum(self._name, args, kwargs)
         if dtype is None:
             return self._function(*args, **kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ltc.aten.schema import schema_of
-from ltc.aten.wide_sums import adds_in_16_bits, cpu_function_of
+from ltc.aten.wide_sums import cpu_function_of, in_wide_sums
 from ltc.errors import OutOfRangeIndexError
 from ltc.support.torch_private import bound_function, has_kernel
 
@@ -42,9 +42,7 @@ def quick_function(name: str, overload: Any) -> Callable[..., Any] | None:
     name  of the overload: "aten::add.Scalar"
     """
     base, _, variant = name.removeprefix("aten::").partition(".")
-    if name in _TAKEN_FOR_OTHERS or not name.startswith("aten::"):
-        return None
-    if name in _LOOKS_FIRST or adds_in_16_bits(name):
+    if name in _TAKEN_FOR_OTHERS or name in _LOOKS_FIRST or not name.startswith("aten::"):
         return None
     if torch.Tag.nondeterministic_seeded in overload.tags:
         return None
@@ -52,7 +50,8 @@ def quick_function(name: str, overload: Any) -> Callable[..., Any] | None:
     others = {one for one in known if one in _TOLD_APART or not _NEVER_MEANT.fullmatch(one)}
     if others and not {variant or "default", *others} <= _TOLD_APART:
         return None
-    return bound_function(base)
+    quick = bound_function(base)
+    return None if quick is None else in_wide_sums(overload, quick)
 
 
 def function_in_place_of(name: str, overload: Any) -> Callable[..., Any]:
