@@ -33,7 +33,7 @@ from ltc.distributed.groups import (
     require_replica,
 )
 from ltc.distributed.host_exchange import host_all_reduce, host_run
-from ltc.distributed.recorded_sums import exchange, reduced, type_of
+from ltc.distributed.recorded_sums import agreed_scale, exchange, reduced, type_of
 from ltc.distributed.transport.folds import check_reduction
 from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective
@@ -122,7 +122,7 @@ def all_reduce(
     named = frozen(groups)
     if replica_count() == 1 or not tensors:
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
-    results = reduced(kind, tensors, named, user_line())
+    results = reduced(kind, tensors, named, user_line(), scale=scale)
     results = [_scaled(result, scale) for result in results]
     if single:
         return results[0]
@@ -192,8 +192,17 @@ def reduce_scatter(
         results = [_scaled(one.clone(), scale) for one in values]
         return results[0] if single else results
     types = [TensorType(x.dtype, _share(x, dim, count)) for x in values]
-    collective = Collective("reduce_scatter", kind, groups=frozen(groups), dim=dim)
-    results = [_scaled(one, scale) for one in exchange(collective, values, types)]
+    agreed, checked = ("", []) if scale == 1.0 else agreed_scale(scale, values[0])
+    collective = Collective(
+        "reduce_scatter",
+        kind,
+        groups=frozen(groups),
+        dim=dim,
+        agreed=agreed,
+        checked=len(checked),
+    )
+    results = exchange(collective, [*values, *checked], types)
+    results = [_scaled(one, scale) for one in results]
     return results[0] if single else results
 
 

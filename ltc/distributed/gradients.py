@@ -73,13 +73,13 @@ def reduce_gradients(
     sparse = [gradient for gradient in gradients if gradient.is_sparse]
     if sparse:
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
-        for gradient, total in zip(sparse, _joined_over_replicas(sparse, named, line)):
+        for gradient, total in zip(sparse, _joined_over_replicas(sparse, named, line, reduce)):
             gradient.copy_(total * scale)
         if not gradients:
             return
     made = buckets(gradients, config.value("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"))
     for number, bucket in enumerate(made):
-        results += reduced("sum", bucket, named, line, number, whose)
+        results += reduced("sum", bucket, named, line, number, whose, agreed=reduce)
     if reduce == "mean":
         results = foreach_mul(results, scale)
     foreach_copy_(gradients, results)
@@ -125,17 +125,18 @@ def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torc
 
 
 def _joined_over_replicas(
-    gradients: Sequence[torch.Tensor], groups: tuple, line: str
+    gradients: Sequence[torch.Tensor], groups: tuple, line: str, reduce: str
 ) -> list[torch.Tensor]:
     """The sum of each over the replicas: everyone's elements, one replica's behind the other's.
 
     groups  frozen; () means all together
     line    the user's, for messages
+    reduce  "mean" or "sum"
 
     Batches may look up different numbers of rows: these are exchanged at once, and the elements in
     the step.
     """
-    gather = Collective("all_gather", groups=groups, site=line)
+    gather = Collective("all_gather", groups=groups, agreed=reduce, site=line)
     return [
         _joined(gradient, counts, gather)
         for gradient, counts in zip(gradients, _counts_of_all(gradients, groups))

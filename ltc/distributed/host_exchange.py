@@ -39,8 +39,8 @@ def host_run(collective: Collective, operands: Sequence[torch.Tensor]) -> list[t
     located = collective.at(collective.site or user_line())
     if session is None:
         raise ValueError(f"{collective.text()} needs other replicas, and this is the only one")
-    with plain_functions():
-        return session.host.run(located, operands)
+    with plain_functions(), session.at_once() as communicator:
+        return communicator.run(located, operands)
 
 
 def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = None) -> None:
@@ -65,8 +65,8 @@ def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = No
     check_reduction(kind, tensor.dtype)
     session, named = _session(), frozen(groups)
     if session is not None:
-        with plain_functions():
-            session.host.reduce_in_place(kind, tensor, named, user_line())
+        with plain_functions(), session.at_once() as communicator:
+            communicator.reduce_in_place(kind, tensor, named, user_line())
 
 
 def _session() -> sessions.Session | None:

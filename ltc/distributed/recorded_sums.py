@@ -35,17 +35,41 @@ def reduced(
     line: str,
     bucket: int = -1,
     parameters: str = "",
+    scale: float = 1.0,
+    agreed: str = "",
 ) -> list[torch.Tensor]:
-    """New tensors with everyone's `tensors` reduced, as one exchange.
+    """New tensors with everyone's `tensors` reduced, as one exchange; not scaled yet.
 
     groups  frozen; () means all together
     line    the user's, for messages
     bucket  of gradients, its number among those of the call
     parameters  whose these are, where not all of the call's have one
+    scale   that each replica multiplies the results with
+    agreed  what else must be the same on all replicas
     """
     types = [type_of(x) for x in tensors]
-    place = _place_of(tensors, types, groups, bucket) if kind == "sum" else (-1, 0)
-    return exchange(_all_reduce_at(kind, groups, parameters, line, *place), tensors, types)
+    agreed, checked = (agreed, []) if scale == 1.0 else agreed_scale(scale, tensors[0])
+    in_place = kind == "sum" and not checked
+    place = _place_of(tensors, types, groups, bucket) if in_place else (-1, 0)
+    collective = _all_reduce_at(kind, groups, parameters, agreed, len(checked), line, *place)
+    return exchange(collective, [*tensors, *checked], types)
+
+
+_MOST_FIXED_SCALES = (
+    16  # each has programs of its own; what is another one in each step travels along
+)
+_fixed_scales: set[float] = set()
+
+
+def agreed_scale(scale: float, like: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+    """What the exchange compares of a scale: words, or where scales differ from step to step, a tensor."""
+    if isinstance(scale, (int, float)):
+        if len(_fixed_scales) < _MOST_FIXED_SCALES:
+            _fixed_scales.add(scale)
+        if scale in _fixed_scales:
+            return f"scale {scale}", []
+    number = torch.full((1,), 1.0, dtype=torch.float64, device=like.device) * scale
+    return "scale", [number]
 
 
 def type_of(x: torch.Tensor) -> TensorType:
@@ -54,7 +78,14 @@ def type_of(x: torch.Tensor) -> TensorType:
 
 @functools.lru_cache(256)
 def _all_reduce_at(
-    kind: str, groups: tuple, parameters: str, line: str, place: int, sharers: int
+    kind: str,
+    groups: tuple,
+    parameters: str,
+    agreed: str,
+    checked: int,
+    line: str,
+    place: int,
+    sharers: int,
 ) -> Collective:
     """The same object every time: recording compares it with the one of the step before."""
     return Collective(
@@ -62,6 +93,8 @@ def _all_reduce_at(
         kind,
         groups,
         parameters=parameters,
+        agreed=agreed,
+        checked=checked,
         site=line,
         place=place,
         sharers=sharers,

@@ -50,13 +50,14 @@ def rendezvous(
         return [bytes(payload)]
     described = f"rendezvous {tag!r} of {list(members)}"
     text = f"{described} at {user_line()}".encode()
-    return session.host.guarded(
-        members,
-        (text, tag_of(described)),
-        lambda members, position, message_tag: gather_payloads(
-            session.host.wire, members, position, message_tag, bytes(payload)
-        ),
-    )
+    with session.at_once() as communicator:
+        return communicator.guarded(
+            members,
+            (text, tag_of(described)),
+            lambda members, position, message_tag: gather_payloads(
+                communicator.wire, members, position, message_tag, bytes(payload)
+            ),
+        )
 
 
 def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:

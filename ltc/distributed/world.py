@@ -39,6 +39,16 @@ def set_replication(device, devices: Sequence) -> None:
     set_current_device(device_of(index))
 
 
+def thread_name() -> str:
+    """The calling thread's name where its replica may have other threads; "" for the main one.
+
+    A thread that Python has not made, as one of autograd's, does what the main one waits for.
+    """
+    name = threading.current_thread().name
+    is_alone = bool(_thread.replicas) or name.startswith(("MainThread", "Dummy", "ltc"))
+    return "" if is_alone else name
+
+
 @dataclass(frozen=True)
 class Rank:
     """Where the calling thread stands among all replicas.

@@ -19,6 +19,9 @@ class Collective:
     pairs       of permute: (from, to) ordinals; of send and receive: the one pair
     channel     whose replicas: "" for those of this run, else a process group's name
     parameters  of a sum of gradients: whose, where some of the optimizer's have none, as "0-3, 7"
+    agreed      what else must be the same on all replicas, such as "scale 0.5"
+    checked     how many of the last operands are no part of the exchange, but must be the same bits
+                on all replicas: a scale that is another one in each step
     site        the user's line, for messages
     place       of a one-shot sum: the number of its slot in symmetric memory, the same on all
                 members; else -1
@@ -34,6 +37,8 @@ class Collective:
     pairs: tuple[tuple[int, int], ...] = ()
     channel: str = ""
     parameters: str = ""
+    agreed: str = ""
+    checked: int = 0
     site: str = ""
     place: int = -1
     sharers: int = 0
@@ -41,10 +46,19 @@ class Collective:
     def text(self) -> str:
         """All but the line, as messages show it: "all_reduce sum groups ((0, 1), (2, 3))"."""
         parts = [self.kind, self.reduction]
-        for name in ("groups", "dim", "other_dim", "root", "pairs", "channel", "parameters"):
+        for name in (
+            "groups",
+            "dim",
+            "other_dim",
+            "root",
+            "pairs",
+            "channel",
+            "parameters",
+            "agreed",
+        ):
             value = getattr(self, name)
             if value:
-                parts.append(f"{name} {value}")
+                parts.append(value if name == "agreed" else f"{name} {value}")
         return " ".join(part for part in parts if part)
 
     def __str__(self) -> str:

@@ -9,7 +9,10 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed.transport import bootstrap
+from ltc.distributed.transport.call_log import StoreCallLog
 from ltc.distributed.transport.private_folder import private_folder
+from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.distributed.transport.wire import Mismatch
 from ltc.errors import LtcError
 
 
@@ -48,7 +51,9 @@ def test_asking_again_gives_the_same_folder(met):
 def test_a_first_process_that_does_not_come_is_named(met):
     met(1)
     with config.override(LTC_PEER_TIMEOUT=0.1):
-        with pytest.raises(LtcError, match="Process 0 of 2, the first of this host, did not come"):
+        with pytest.raises(
+            PeerFailure, match="process 0 of 2, the first of this host, did not come"
+        ):
             bootstrap.folder_of_host(2)
 
 
@@ -112,3 +117,87 @@ def test_a_folder_does_not_wait_for_a_process_forked_meanwhile():
     os.kill(child, signal.SIGKILL)
     assert still_there and not os.path.exists(path)
     os.waitpid(child, 0)
+
+
+# --- a store to which somebody else has written ---------------------------------------------------
+
+
+def folder_in(tmp_path, kind: str) -> str:
+    """A path that the store names, and that no process of this run has made so."""
+    path = tmp_path / "ltc-run-abcdefgh"
+    match kind:
+        case "link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            path.symlink_to(tmp_path / "elsewhere")
+        case "file":
+            path.touch(mode=0o700)
+        case "open":
+            path.mkdir(mode=0o700)
+            path.chmod(0o755)
+        case "of another user":
+            path.mkdir(mode=0o700)
+            os.chown(path, 4321, 4321)
+        case "inside of an open one":
+            path = tmp_path / "open" / path.name
+            path.mkdir(mode=0o700, parents=True)
+            path.parent.chmod(0o777)
+        case "another name":
+            path = tmp_path / "precious"
+            path.mkdir(mode=0o700)
+        case "relative":
+            return "ltc-run-abcdefgh"
+        case "long":
+            return f"/{'a/' * 600}ltc-run-abcdefgh"
+        case "no text":
+            return "/tmp/ltc-run-\x00\x1b[2J"
+    return str(path)
+
+
+KINDS = (
+    "link", "file", "open", "inside of an open one", "another name", "relative", "long",
+    "no text", "absent",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *KINDS,
+        pytest.param(
+            "of another user",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+    ],
+)
+def test_a_folder_that_the_store_names_is_used_only_where_nobody_else_can_have_made_it(
+    met, tmp_path, kind
+):
+    met(1)
+    bootstrap.store(2).set("folder/0", folder_in(tmp_path, kind))
+    with pytest.raises(LtcError, match=r"which is not used: .* keep its port"):
+        bootstrap.folder_of_host(2)
+
+
+def test_a_name_of_the_run_that_was_not_drawn_is_not_used(met):
+    met(0)
+    bootstrap.store(2).set("name of the run of 2", "../../home")
+    bootstrap.name_of_run.cache_clear()
+    with pytest.raises(LtcError, match="gives it the name '../../home', which ltc has not drawn"):
+        bootstrap.name_of_run(2)
+
+
+def test_a_call_that_no_rank_has_written_is_refused():
+    store = dist.HashStore()
+    log = StoreCallLog(store, 0, 2)
+    log.compare(0, 1, 7)
+    with pytest.raises(Mismatch):
+        StoreCallLog(store, 1, 2).compare(0, 1, 8)
+    store.set("call/0/2", "cos\nsystem\n")
+    with pytest.raises(LtcError, match="in place of a call: something else writes to it"):
+        log.compare(0, 2, 9)
+
+
+def test_a_folder_of_the_launcher_that_others_can_write_to_is_no_place_for_a_store(tmp_path):
+    tmp_path.chmod(0o777)
+    with config.override(LTC_RENDEZVOUS=str(tmp_path)), pytest.raises(LtcError, match="others can"):
+        bootstrap.store(2)

@@ -434,8 +434,8 @@ def test_gradients_of_other_parameters_are_not_added():
         found = in_threads(reduce)
     for error in found:
         assert isinstance(error, PeerFailure)
-        assert "all_reduce sum parameters 0-1 of f32[2], f32[2] at" in str(error)
-        assert "all_reduce sum parameters 2-3 of f32[2], f32[2] at" in str(error)
+        assert "all_reduce sum parameters 0-1 mean of f32[2], f32[2] at" in str(error)
+        assert "all_reduce sum parameters 2-3 mean of f32[2], f32[2] at" in str(error)
 
 
 @pytest.mark.parametrize("groups", [None, [[1, 0], [2, 3]]])

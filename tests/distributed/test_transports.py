@@ -17,6 +17,7 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.distributed import collectives, world
 from ltc.distributed.transport import bootstrap, inter_host, status_board
+from ltc.distributed.transport.call_log import MAX_CALLS, SharedMemoryCallLog, StoreCallLog
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.shm_segment import SLOTS, PeerFailure, Region, region_bytes
 from ltc.distributed.transport.thread_wire import ThreadsWire
@@ -172,8 +173,11 @@ def die_in_a_collective(ordinal: int) -> str:
     return "no error"
 
 
-def test_a_killed_process_is_noticed_without_the_time_limit():
-    found = in_processes(__file__, "die_in_a_collective", 3, LTC_PEER_TIMEOUT="86400")
+@pytest.mark.parametrize("environment", [{}, {"LTC_TRANSPORT": "hosts"}])
+def test_a_killed_process_is_noticed_without_the_time_limit(environment):
+    found = in_processes(
+        __file__, "die_in_a_collective", 3, LTC_PEER_TIMEOUT="86400", **environment
+    )
     assert found[1] == -signal.SIGKILL
     assert found[0] == found[2]
     assert found[0].startswith("Replica 1 is gone")
@@ -354,3 +358,48 @@ def test_the_first_abort_report_counts():
     region.fail("second")
     with pytest.raises(RuntimeError, match="^first$"):
         region.raise_abort_report()
+
+
+# --- the log of calls -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "store"])
+def logs(request, tmp_path):
+    """Those of the two members of a group."""
+    if request.param == "memory":
+        return [SharedMemoryCallLog(str(tmp_path / "calls"), member, 2) for member in range(2)]
+    store = dist.HashStore()
+    return [StoreCallLog(store, member, 2) for member in range(2)]
+
+
+def test_the_later_of_two_calls_that_differ_is_told(logs):
+    for number in range(1, 2 * MAX_CALLS):
+        for log in logs[:: 1 if number % 2 else -1]:
+            log.compare(0, number, 7 * number)
+    logs[1].compare(0, 2 * MAX_CALLS, 1)
+    with pytest.raises(Mismatch) as caught:
+        logs[0].compare(0, 2 * MAX_CALLS, 2)
+    assert caught.value.peer == 1
+
+
+def test_lanes_of_the_log_are_apart(logs):
+    logs[0].compare(1, 1, 5)
+    logs[1].compare(2, 1, 6)
+    with pytest.raises(Mismatch):
+        logs[1].compare(1, 1, 6)
+
+
+def test_a_member_may_be_further_ahead_than_the_log_reaches(logs):
+    for number in range(1, MAX_CALLS + 9):
+        logs[0].compare(0, number, number)
+    logs[1].compare(0, 1, 1)
+    with pytest.raises(Mismatch):
+        logs[1].compare(0, 20, 21)
+
+
+def test_who_has_not_come_to_a_call_is_told(logs):
+    logs[0].compare(0, 1, 7)
+    assert logs[0].absent(1) == [1]
+    logs[1].compare(0, 1, 7)
+    assert logs[1].absent(1) in ([], [0])
+    assert logs[0].absent(1) == logs[1].absent(1) == []

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import time
@@ -16,8 +17,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.private_folder import private_folder, require_private
-from ltc.distributed.transport.shm_segment import LANES, region_bytes
+from ltc.distributed.transport.private_folder import (
+    private_folder,
+    require_from_store,
+    require_private,
+)
+from ltc.distributed.transport.shm_segment import LANES, PeerFailure, region_bytes
 from ltc.errors import LtcError, NowhereToMeet
 from ltc.support.process.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
@@ -49,7 +54,7 @@ def _folder_through_store(processes: int) -> str:
         nbytes = LANES * region_bytes(processes_per_host(processes))
         shared.set(key, _until_exit.enter_context(private_folder(nbytes)))
     _await(shared, key, processes)
-    return shared.get(key).decode()
+    return require_from_store(shared.get(key))
 
 
 def _await(shared, key: str, processes: int) -> None:
@@ -59,8 +64,9 @@ def _await(shared, key: str, processes: int) -> None:
     while not shared.check([key]):
         if time.monotonic() > deadline:
             first = host(processes) * processes_per_host(processes)
-            raise LtcError(
-                f"Process {first} of {processes}, the first of this host, did not come within "
+            raise PeerFailure(
+                f"Replica {first} is absent: process {first} of {processes}, the first of this host, "
+                f"did not come within "
                 f"{limit:g} s (LTC_PEER_TIMEOUT) to where process "
                 f"{config.value('XRT_SHARD_ORDINAL')} has waited for it."
             )
@@ -103,10 +109,11 @@ def store(processes: int):
     """
     folder = config.value("LTC_RENDEZVOUS")
     if folder:
+        require_private(folder)
         return dist.FileStore(os.path.join(folder, "store"), processes)
     end_with_torchrun()
     if dist.is_initialized():
-        return dist.PrefixStore("ltc", default_store())
+        return dist.PrefixStore(f"ltc/{_world.word}", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
         return _store_of_torchrun(processes)
     raise NowhereToMeet(
@@ -115,6 +122,24 @@ def store(processes: int):
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
         f"they all see."
     )
+
+
+class _World:
+    word = ""  # that no other default group has: one may be made in the store of the one before it
+
+
+_world = _World()
+
+
+def name_world(word: str) -> None:
+    """Say by which word the processes of a new default group tell it from those before it."""
+    _world.word = word
+
+
+def forget() -> None:
+    """Forget the processes that this one has met: it is about to meet others."""
+    _folder_through_store.cache_clear()
+    name_of_run.cache_clear()
 
 
 def _store_of_torchrun(processes: int):
@@ -143,7 +168,13 @@ def name_of_run(processes: int) -> str:
         shared = _store_of_torchrun(processes)  # some may have a default group already
     else:
         shared = store(processes)
-    return shared.compare_set(f"name of the run of {processes}", "", drawn).decode()
+    name = shared.compare_set(f"name of the run of {processes}", "", drawn).decode(errors="replace")
+    if re.fullmatch("[0-9a-f]{12}", name) is None:  # it becomes a part of paths
+        raise LtcError(
+            f"The run's store gives it the name {name[:40]!r}, which ltc has not drawn. Whoever reaches "
+            f"the store can write to it: keep its port (MASTER_PORT) from other users and machines."
+        )
+    return name
 
 
 os.register_at_fork(after_in_child=name_of_run.cache_clear)

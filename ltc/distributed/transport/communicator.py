@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 from ltc import config
+from ltc.distributed.transport.call_log import CallLog
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
+from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
@@ -36,6 +42,9 @@ class Communicator:
         """`process_of`: the process of a replica that is not on the board yet; 0: it is unknown."""
         self.process_of = process_of
         self.limit_seconds: float | None = None  # of a wait for a peer; None: LTC_PEER_TIMEOUT
+        self.thread, self.thread_tag = "", 0  # of this replica, that exchanges now
+        self.calls: CallLog | None = None  # where not all that its members do are messages
+        self.numbers: Counter[int] = Counter()  # by lane: of its collectives that the log has
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
@@ -48,11 +57,21 @@ class Communicator:
 
     # --- running
 
-    def run(self, collective: Collective, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results, new tensors. Raises PeerFailure, with one text on all replicas."""
+    def run(
+        self,
+        collective: Collective,
+        operands: Sequence[torch.Tensor],
+        described: tuple[bytes, int] | None = None,
+    ) -> list[torch.Tensor]:
+        """The results, new tensors. Raises PeerFailure, with one text on all replicas.
+
+        described  as `described_as` gives it, where the collective does not say all
+        """
+        described = described or self.described_as(collective, operands)
+        operands = _exchanged(collective, operands)
         return self.guarded(
             self.members(collective),
-            self.described_as(collective, operands),
+            described,
             lambda members, position, tag: RUN[collective.kind](
                 Exchange(self.wire, members, position, tag), collective, list(operands)
             ),
@@ -69,7 +88,7 @@ class Communicator:
         """
         members = self.members(collective)
         exchange = Exchange(self.wire, members, members.index(self.replica), 0)
-        posted = post_reduce(exchange, collective, operands)
+        posted = post_reduce(exchange, collective, _exchanged(collective, operands))
         if posted is None:
             return None
         send, receive = posted
@@ -78,7 +97,7 @@ class Communicator:
             send()
         except BaseException as error:
             self.board.end()
-            self._prefer_abort_report(error)
+            self.lose(error)
             raise
         return lambda: self._ended(receive)
 
@@ -100,22 +119,53 @@ class Communicator:
         described: tuple[bytes, int],
         exchange: Callable,
         order: tuple = (),
+        lane: int = 0,
     ):
         """`exchange(members, position, tag)` as the next collective among `members`.
 
         order  what it is the next one of, where not all that the members do has one order
+        lane   of the log, where the replica has one: calls of one lane have one order
         """
-        tag = self._begin(order or members, described)
+        tag = self._begin(order or (*members, "lane", lane), described, lane)
         return self._ended(lambda: exchange(members, members.index(self.replica), tag))
 
-    def _begin(self, order: tuple, described: tuple[bytes, int]) -> int:
+    def exchange_in(self, thread: str) -> None:
+        """What follows is exchanged in a thread of that name; "" for the main one.
+
+        Threads of a replica have no order among them: another replica's may come in another one.
+        """
+        if thread != self.thread:
+            self.thread, self.thread_tag = thread, tag_of(thread) if thread else 0
+
+    def announce(self, members: tuple[int, ...], described: tuple[bytes, int], lane: int) -> None:
+        """Say that this replica makes a call, the next of a lane, and will wait for it later."""
+        try:
+            self._begin((*members, "lane", lane), described, lane)
+        finally:
+            self.board.end()
+
+    def _begin(self, order: tuple, described: tuple[bytes, int], lane: int = 0) -> int:
         """The tag of the next collective of an order, which the board shows from now on."""
         self.board.region.raise_abort_report()
         text, name = described
+        if self.thread:
+            text, name = text + f" in thread {self.thread!r}".encode(), name ^ self.thread_tag
         tag = self._running[order] = hash((self._running.get(order, 0), name)) & TAG_MASK
         self.count += 1
         self.board.begin(self.count, text)
+        if self.calls is not None:
+            self._compare(self.calls, lane, tag)
         return tag
+
+    def _compare(self, calls: CallLog, lane: int, tag: int) -> None:
+        self.numbers[lane] += 1
+        try:
+            calls.compare(lane, self.numbers[lane], tag)
+        except Mismatch as mismatch:
+            self.disagree(mismatch)
+        except RuntimeError as error:
+            self.lose(error)
+            raise
 
     def _ended(self, rest: Callable):
         """What the rest of the collective gives, which is over then."""
@@ -127,7 +177,7 @@ class Communicator:
             self.disagree(mismatch)
             raise
         except RuntimeError as error:
-            self._prefer_abort_report(error)
+            self.lose(error)
             raise
         finally:
             self.board.end()
@@ -148,6 +198,8 @@ class Communicator:
 
     def described_as(self, collective: Collective, operands) -> tuple[bytes, int]:
         """The line for the board, and a number that replicas agree on; operands or their types."""
+        if collective.checked:
+            return self._described_with_bits(collective, operands)
         key = (collective, *[(x.dtype, x.shape) for x in operands])
         described = self._described.get(key)
         if described is None:
@@ -158,6 +210,14 @@ class Communicator:
             described = self._described[key] = (text.encode(), tag_of(agreed))
         return described
 
+    def _described_with_bits(self, collective: Collective, operands) -> tuple[bytes, int]:
+        """The same, of a collective whose last operands must be the same bits on all replicas."""
+        text, name = self.described_as(
+            replace(collective, checked=0), _exchanged(collective, operands)
+        )
+        numbers = [x.tolist() for x in operands[-collective.checked :]]
+        return text + f" {numbers}".encode(), tag_of(f"{name} {numbers}")
+
     def show(self, text: bytes, begun: int) -> None:
         """Say on the board that this replica is in a collective, the first of `begun` new ones."""
         self.count += begun
@@ -167,22 +227,56 @@ class Communicator:
 
     def disagree(self, mismatch: Mismatch) -> None:
         """Make the abort report about a message of another collective, and raise it."""
-        time.sleep(GRACE_SECONDS)
-        self.board.fail(
-            f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
-            f"{mismatch.peer}:"
+        self.fail(
+            f"{_DIFFERENT} Replica {self.board.name(self.replica)} noticed it with a message from "
+            f"replica {self.board.name(mismatch.peer)}:"
         )
+
+    def fail(self, reason: str) -> None:
+        """Make the abort report, unless there is one already, and raise it."""
+        time.sleep(GRACE_SECONDS)
+        self.board.fail(reason)
         self.board.region.raise_abort_report()
 
-    def _prefer_abort_report(self, error: BaseException) -> None:
+    def lose(self, error: BaseException) -> None:
         """Raise the abort report, where there is one, in place of an error of the transport.
 
         Replicas of another host end with the report, maybe before this one has asked for it: then
-        what it hears first is that they have closed their connections.
+        this one hears first that they have closed their connections.  Where there is no report, and
+        a connection broke, this replica makes it.
         """
-        if isinstance(error, RuntimeError):
+        if not isinstance(error, RuntimeError):
+            return
+        self.board.ask()
+        self.board.region.raise_abort_report()
+        if not isinstance(error, PeerFailure) and is_broken_connection(error):
+            words = re.sub(r"^\[[^]]*] |\. This is typically.*", "", str(error).splitlines()[0])
+            self.board.fail(
+                f"{self._gone_of_all()} while replica {self.board.name(self.replica)} exchanges with "
+                f"the others ({words}):"
+            )
+            self.board.region.raise_abort_report()
+
+    def _gone_of_all(self) -> str:
+        others = [peer for peer in range(self.replicas) if peer != self.replica]
+        deadline = time.monotonic() + PROBE_SECONDS
+        # a process that is killed closes its connections some time before it has ended
+        while not (gone := [peer for peer in others if self._gone(peer)]):
+            if time.monotonic() > deadline:
+                break
             self.board.ask()
             self.board.region.raise_abort_report()
+            time.sleep(0.02)
+        if not gone:
+            return "The connection to another replica broke, or the replica has ended,"
+        named = ", ".join(f"{self.board.name(peer)} (process {self._gone(peer)})" for peer in gone)
+        return f"Replica {named} is gone" if len(gone) == 1 else f"Replicas {named} are gone"
+
+    def _gone(self, peer: int) -> int:
+        """The process of a replica that has ended; 0 where it runs, or where nobody can say."""
+        here = self.board.is_here(peer)
+        process = (self.board.entry(peer)[2] if here else 0) or self.process_of(peer)
+        return process if process and not _is_running(process) else 0
 
     def late(self, peer: int, waited_seconds: float) -> None:
         """Make the abort report where this replica waits for one that will not come.
@@ -191,8 +285,10 @@ class Communicator:
         peer  for whom; -1 where that is not known
         """
         self._report_deadlock()
-        if waited_seconds >= PROBE_SECONDS and peer >= 0:
-            self._report_if_gone(peer)
+        if waited_seconds >= PROBE_SECONDS:
+            for one in range(self.replicas) if peer < 0 else (peer,):
+                if one != self.replica:
+                    self._report_if_gone(one)
             limit, source = self.limit_seconds, "the timeout of its process group"
             if limit is None:
                 limit, source = config.value("LTC_PEER_TIMEOUT"), "LTC_PEER_TIMEOUT"
@@ -200,30 +296,26 @@ class Communicator:
                 self._report_absent(peer, f"{limit:g} s ({source})")
 
     def _report_if_gone(self, peer: int) -> None:
-        board = self.board
-        if not board.is_here(peer):
-            return
-        met = board.entry(peer)[2]
-        process = met or self.process_of(peer)
-        if board.has_returned(peer) and board.waits_for(self.replica) is not None:
+        board, me, other = self.board, self.board.name(self.replica), self.board.name(peer)
+        here = board.is_here(peer)
+        if here and board.has_returned(peer) and board.waits_for(self.replica) is not None:
             board.fail(
-                f"The function of replica {peer} has returned while replica {self.replica} waits "
-                f"for it:"
+                f"The function of replica {other} has returned while replica {me} waits for it:"
             )
-        elif process and not _is_running(process):
-            before = "" if met else ", before its first collective,"
+        elif process := self._gone(peer):
+            before = "" if not here or board.entry(peer)[2] else ", before its first collective,"
             board.fail(
-                f"Replica {peer} is gone (process {process}){before} while replica {self.replica} "
-                f"waits for it:"
+                f"Replica {other} is gone (process {process}){before} while replica {me} waits for it:"
             )
 
     def _report_absent(self, peer: int, limit: str) -> None:
         """Name the replicas of this host that are in no collective; where all are, `peer`."""
         board = self.board
         absent = [r for r in board.ordinals() if not board.entry(r)[1]] or [peer]
+        named = ", ".join(str(board.name(r)) for r in absent if r >= 0)
         board.fail(
-            f"Replica(s) {', '.join(map(str, absent))} did not come within {limit} to the "
-            f"collective that replica {self.replica} waits in:"
+            f"{f'Replica(s) {named}' if named else 'A replica'} did not come within {limit} to the "
+            f"collective that replica {board.name(self.replica)} waits in:"
         )
 
     def _report_deadlock(self) -> None:
@@ -241,8 +333,18 @@ class Communicator:
         if seen is None or seen != self._cycle[0]:
             self._cycle = (seen, now)
         elif now - self._cycle[1] > DEADLOCK_SECONDS:
-            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in cycle)
+            pairs = [(r, board.waits_for(r)) for r in cycle]
+            steps = ", ".join(
+                f"{board.name(r)} waits for {board.name(peer)}"
+                for r, peer in pairs
+                if peer is not None
+            )
             board.fail(f"{_DIFFERENT} {steps}:")
+
+
+def _exchanged(collective: Collective, operands: Sequence) -> Sequence:
+    """The operands without those that are only compared."""
+    return operands[: len(operands) - collective.checked]
 
 
 def _order_of(collective: Collective) -> tuple:
@@ -253,6 +355,12 @@ def _order_of(collective: Collective) -> tuple:
 def tag_of(text: str) -> int:
     """A number for a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & TAG_MASK
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether gloo, or a store, says that another process has closed its connection, or is silent."""
+    of_gloo = re.search("gloo/(transport|rendezvous)", str(error)) is not None
+    return of_gloo or isinstance(error, dist.DistError)
 
 
 def _is_running(process: int) -> bool:

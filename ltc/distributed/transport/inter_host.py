@@ -113,16 +113,23 @@ class HostsWire:
             )
         )
         deadline = time.monotonic() + limit
-        while not _is_done(group):
+        failed = (
+            f"Replica {self.replica}, on {socket.gethostname()}, could not connect with all of "
+            f"{list(members[:_MOST_NAMED])} within {limit:g} s (LTC_PEER_TIMEOUT), though all have "
+            f"come: one has died since, or its host cannot be reached (scripts/cluster/hosts --check "
+            f"says)."
+        )
+        while not self._is_made(group, failed):
             self.region.raise_abort_report()
             if time.monotonic() > deadline:
-                raise PeerFailure(
-                    f"Replica {self.replica}, on {socket.gethostname()}, could not connect with "
-                    f"all of {list(members[:_MOST_NAMED])} within {limit:g} s (LTC_PEER_TIMEOUT), "
-                    f"though all have come: one has died since, or its host cannot be reached "
-                    f"(scripts/cluster/hosts --check says)."
-                )
+                raise PeerFailure(failed)
         return group.result()
+
+    def _is_made(self, group: Future, failed: str) -> bool:
+        try:
+            return _is_done(group)
+        except RuntimeError as error:  # gloo's, which names addresses alone
+            raise PeerFailure(f"{failed} {str(error).splitlines()[0]}") from error
 
     @property
     def _first(self) -> int:

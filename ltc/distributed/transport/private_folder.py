@@ -30,6 +30,7 @@ IN_MEMORY = "/dev/shm"  # Linux's file system without a disk
 _NAME, _UNFINISHED = "ltc-run-", "ltc-new-"
 _UNFINISHED_SECONDS = 60.0  # what is not locked after that was given up
 _JANITOR = 'read -r _; rm -rf -- "$0"'  # read ends when every holder of the pipe's other end has
+_MOST_PATH = 1000  # characters of a path that another process names
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -74,6 +75,45 @@ def require_private(path: str) -> None:
             f"Processes of this user can not meet in {path}: {reason}. Choose a folder that nobody "
             f"else may write to."
         )
+
+
+def exposure(path: str) -> str | None:
+    """Why a path that another process has named may be no folder of `private_folder`, in words.
+
+    None where this user alone may enter the folder, and nobody else can put another in its place.
+    """
+    if len(path) > _MOST_PATH or not os.path.isabs(path) or not path.isprintable():
+        return "it is no absolute path of a usual length"
+    if not os.path.basename(path).startswith(_NAME):
+        return f"its name does not begin with {_NAME}"
+    try:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        if status.st_uid != os.geteuid():
+            return f"it belongs to user {status.st_uid}"
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            return "others may enter it"
+        return danger(Path(path))
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+
+
+def require_from_store(told: bytes) -> str:
+    """The folder of this host's processes that the run's store names.
+
+    Raises LtcError for anything but a folder that a process of this user has made: whoever reaches
+    the store can write to it.
+    """
+    path = told[: _MOST_PATH + 1].decode(errors="replace")
+    reason = exposure(path)
+    if reason is not None:
+        raise LtcError(
+            f"The run's store says that the processes of this host meet in {path!r}, which is not "
+            f"used: {reason}. Whoever reaches the store can write to it: keep its port "
+            f"(MASTER_PORT) from other users and machines."
+        )
+    return path
 
 
 def shared_file(path: str, nbytes: int) -> int:

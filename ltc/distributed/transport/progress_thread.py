@@ -66,9 +66,11 @@ class Progress:
     fast, so waiting for it at once would make every small exchange a barrier.
     """
 
-    def __init__(self, place: world.Rank) -> None:
-        self.place = place
+    def __init__(self, place: world.Rank, thread: str = "") -> None:
+        """`thread`: whose programs these are, where the replica has several."""
+        self.place, self.thread = place, thread
         self._posted_bytes = posted_bytes(place.replicas)
+        self._turn: threading.Lock | None = None  # of the session's, while a program exchanges
         self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
         self._begun: dict[int, _Exchange] = {}
         self._count = 0
@@ -80,6 +82,8 @@ class Progress:
 
     def start(self, collective: Collective, operands: list[torch.Tensor]) -> int:
         """Begin an exchange; its number."""
+        if not collective.channel:
+            self._take_turn()
         if self._reducer is not None:
             self._reducer.settle()
         exchange = _Exchange(collective, operands)
@@ -142,6 +146,7 @@ class Progress:
 
     def begin(self, sums: Any) -> list[int]:
         """The frame's words for the sums of a program that is about to run."""
+        self._take_turn()
         self._reducer = reducer = sessions.of(self.place).one_shot_reducer
         assert reducer is not None  # the program was compiled for it
         return reducer.begin(sums)
@@ -161,6 +166,20 @@ class Progress:
             self.wait(number)
         if self._reducer is not None:
             self._reducer.end()
+        self._end_turn()
+
+    def _take_turn(self) -> None:
+        """Wait until no program of another thread of this replica exchanges."""
+        if self._turn is None:
+            session = sessions.of(self.place)
+            self._turn = session.turn_of_programs
+            self._turn.acquire()
+            session.programs.exchange_in(self.thread)
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
 
     def abort(self, error: BaseException) -> None:
         """Let the other replicas know that this one has failed; forget what has begun."""
@@ -169,6 +188,7 @@ class Progress:
         session = sessions.known(self.place)
         if session is not None:
             session.abort_with(error)
+        self._end_turn()
 
     def _loop(self) -> None:
         while True:
@@ -201,21 +221,23 @@ class Progress:
         if not collective.channel:
             return sessions.of(self.place).programs
         prefix, _, name = collective.channel.partition(":")
-        return CHANNELS[prefix](name)
+        channel = CHANNELS[prefix](name)
+        channel.thread = self.thread
+        return channel
 
 
 class ProgressRunner:
     """What programs call: see ltc/backends/collective_runner.py."""
 
     def __init__(self) -> None:
-        self._of_place: dict[world.Rank, Progress] = {}
+        self._of_place: dict[tuple[world.Rank, str], Progress] = {}
         os.register_at_fork(after_in_child=self._of_place.clear)
 
     def current(self) -> Progress:
-        place = world.place()
-        progress = self._of_place.get(place)
+        key = world.place(), world.thread_name()
+        progress = self._of_place.get(key)
         # another thread of the same place may have won the race
-        return progress or self._of_place.setdefault(place, Progress(place))
+        return progress or self._of_place.setdefault(key, Progress(*key))
 
     def start(self, replica: Progress, collective: Collective, operands) -> int:
         return replica.start(collective, operands)

@@ -9,6 +9,7 @@ import os
 import threading
 import traceback
 import uuid
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -48,7 +49,16 @@ class Session:
         self.ordinal = ordinal
         self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
         self.replicas = self.host.replicas
+        # threads of a replica take turns: at a whole program, and at what is exchanged at once
+        self.turn_of_programs, self._turn_at_host = threading.Lock(), threading.RLock()
         self.one_shot_reducer = None if memory is None else OneShotReducer(self.programs, memory)
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[Communicator]:
+        """The communicator for what the calling thread exchanges inside the block."""
+        with self._turn_at_host:
+            self.host.exchange_in(world.thread_name())
+            yield self.host
 
     def say_returned(self) -> None:
         """Say that this replica comes to no collective any more; those that it began are over."""
@@ -198,6 +208,12 @@ def renew_threads(devices) -> None:
     _sessions.renew(tuple(devices))
 
 
+def forget() -> None:
+    """Forget all sessions of this process, which is about to become one of another run."""
+    _sessions.__init__()  # type: ignore[misc]  # it is of this very class
+    bootstrap.forget()
+
+
 def _regions(place: world.Rank) -> dict[str, Region]:
     """What the replicas of this host share."""
     if place.processes == 1:
@@ -227,6 +243,7 @@ def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
         kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
         wire: Any = kind(region, place.ordinal)
         board: Any = StatusBoard(region, place.ordinal)
+        process_of = _process_said(max(len(place.devices), 1))
         _log_once(f"{place.replicas} replicas exchange through shared memory")
     else:
         first = place.ordinal // region.replicas * region.replicas
@@ -236,12 +253,16 @@ def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
         )
         board = HostsStatusBoard(region, place.ordinal, first, reached, _hosts(place))
         wire.ask = board.ask
+        process_of = board.process_of
         _log_once(
             f"{place.replicas} replicas on {_hosts(place)} hosts exchange through shared memory and "
             f"torch.distributed"
         )
-    devices = max(len(place.devices), 1)
-    return Communicator(wire, board, lambda peer: process_said(peer // devices))
+    return Communicator(wire, board, process_of)
+
+
+def _process_said(devices: int) -> Callable[[int], int]:
+    return lambda peer: process_said(peer // devices)
 
 
 def _hosts(place: world.Rank) -> int:
@@ -253,8 +274,4 @@ def _log_once(text: str) -> None:
     _log.info("%s (LTC_TRANSPORT=%s)", text, config.value("LTC_TRANSPORT"))
 
 
-def _forget_in_child() -> None:
-    _sessions.__init__()  # type: ignore[misc]  # it is of this very class
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=forget)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from ltc.distributed.transport.shm_segment import Region
 
 HEAD = "replica  collective  is     what"
 _ANSWER_SECONDS = 1.0  # how long the maker of an abort report waits for the other hosts' rows
+_MAKER_SECONDS = 9.0  # how much longer the others wait for the report, on a busy machine
 
 
 class StatusBoard:
@@ -16,10 +22,17 @@ class StatusBoard:
 
     replica  whose board it is
     first    ordinal of the region's first replica
+    names    what reports call the replicas; () for their ordinals
     """
 
-    def __init__(self, region: Region, replica: int, first: int = 0) -> None:
-        self.region, self.replica, self.first = region, replica, first
+    def __init__(
+        self, region: Region, replica: int, first: int = 0, names: Sequence[int] = ()
+    ) -> None:
+        self.region, self.replica, self.first, self.names = region, replica, first, names
+
+    def name(self, replica: int) -> int:
+        """What reports call a replica."""
+        return self.names[replica] if self.names else replica
 
     def begin(self, count: int, text: bytes) -> None:
         """Say that this replica is inside its collective number `count`."""
@@ -61,7 +74,9 @@ class StatusBoard:
         found = []
         for replica in self.ordinals():
             count, inside, _, text = self.entry(replica)
-            found.append(f"{replica:7}  {count:10}  {'in' if inside else 'after':5}  {text}")
+            found.append(
+                f"{self.name(replica):7}  {count:10}  {'in' if inside else 'after':5}  {text}"
+            )
         return "\n".join(found)
 
     def fail(self, reason: str) -> None:
@@ -73,13 +88,27 @@ class StatusBoard:
 
 
 class HostsStatusBoard(StatusBoard):
-    """The boards of several hosts: a report of one reaches the others through the run's store."""
+    """The boards of several hosts: a report of one reaches the others through the run's store.
 
-    def __init__(self, region: Region, replica: int, first: int, store, hosts: int) -> None:
-        super().__init__(region, replica, first)
+    Where the store has gone, with the process that held it, a report has the rows of this host alone.
+    """
+
+    def __init__(
+        self, region: Region, replica: int, first: int, store, hosts: int, names: Sequence[int] = ()
+    ) -> None:
+        super().__init__(region, replica, first, names)
         self.store, self.hosts, self.host = store, hosts, first // region.replicas
+        self._processes: dict[int, int] = {}
+        store.set(f"process/{replica}", f"{this_machine()} {os.getpid()}")
 
     def fail(self, reason: str) -> None:
+        try:
+            self._fail_everywhere(reason)
+        except RuntimeError as error:
+            lost = f"(The run's store cannot be reached: {str(error).splitlines()[0]})"
+            self.region.fail("\n".join([reason, HEAD, self.rows(), lost]))
+
+    def _fail_everywhere(self, reason: str) -> None:
         self.store.set(f"rows/{self.host}", self.rows())
         me = f"{self.replica} {os.getpid()}"
         # the first alarm counts: its maker gathers the rows, and everyone else waits for that
@@ -89,24 +118,60 @@ class HostsStatusBoard(StatusBoard):
             while not self.store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.05)
             rows = [self._rows_of(host) for host in range(self.hosts)]
+            silent = [str(self.name(r)) for host in self._silent() for r in self._replicas_of(host)]
+            if silent:
+                reason = (
+                    f"{reason.removesuffix(':')}; no answer from replica(s) {', '.join(silent)}:"
+                )
             self.store.set("abort report", "\n".join([reason, HEAD, *rows]))
-        self.store.wait(["abort report"])
+        deadline = time.monotonic() + _ANSWER_SECONDS + _MAKER_SECONDS
+        while not self.store.check(["abort report"]):
+            if time.monotonic() > deadline:  # the maker has died meanwhile
+                raise RuntimeError("who gathers the rows of all hosts has ended")
+            time.sleep(0.02)
         self.region.fail(self.store.get("abort report").decode())
 
     def ask(self) -> None:
-        if self.region.failed or not self.store.check(["alarm"]):
-            return
-        self.store.set(f"rows/{self.host}", self.rows())
-        if self.store.check(["abort report"]):
-            self.region.fail(self.store.get("abort report").decode())
+        with contextlib.suppress(RuntimeError):  # without a store nobody has anything to say
+            if self.region.failed or not self.store.check(["alarm"]):
+                return
+            self.store.set(f"rows/{self.host}", self.rows())
+            if self.store.check(["abort report"]):
+                self.region.fail(self.store.get("abort report").decode())
 
     def _rows_of(self, host: int) -> str:
         if host == self.host:
             return self.rows()
         if self.store.check([f"rows/{host}"]):
             return self.store.get(f"rows/{host}").decode()
-        first = host * self.region.replicas
         return "\n".join(
-            f"{replica:7}  its host has not answered"
-            for replica in range(first, first + self.region.replicas)
+            f"{self.name(replica):7}  its host has not answered"
+            for replica in self._replicas_of(host)
         )
+
+    def _silent(self) -> list[int]:
+        """The other hosts that have given no rows."""
+        others = [host for host in range(self.hosts) if host != self.host]
+        return [host for host in others if not self.store.check([f"rows/{host}"])]
+
+    def _replicas_of(self, host: int) -> range:
+        return range(host * self.region.replicas, (host + 1) * self.region.replicas)
+
+    def process_of(self, replica: int) -> int:
+        """The process of a replica that runs on this machine, as on a host of its own; else 0."""
+        with contextlib.suppress(RuntimeError, ValueError):  # it has gone, or holds no numbers
+            if replica not in self._processes and self.store.check([f"process/{replica}"]):
+                machine, process = self.store.get(f"process/{replica}").split()
+                self._processes[replica] = int(process) if int(machine) == this_machine() else 0
+        return self._processes.get(replica, 0)
+
+
+@functools.cache
+def this_machine() -> int:
+    """A number for this machine since it was started, and for the processes that see each other."""
+    parts = [os.uname().nodename]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    digest = hashlib.blake2b(" ".join(parts).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")

@@ -157,7 +157,7 @@ class OneShotReducer:
         for one in prepared:
             place = self._next_place(one)
             self.number += 1
-            self._tag = hash((self._tag, one.name)) & TAG_MASK
+            self._tag = hash((self._tag, one.name ^ self.communicator.thread_tag)) & TAG_MASK
             address = self.memory.address + place
             words += (self.number, self._tag, self._counter, address + self._start)
             words += one.counters
