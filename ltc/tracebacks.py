@@ -6,6 +6,7 @@ shortened.  So the frames above are as they would be with any other device.  LTC
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -28,8 +29,8 @@ _GENERATED = ("<ltc", "<frozen", "<eval_with_key>")  # files that nobody wrote
 
 
 def is_users(filename: str) -> bool:
-    """Whether code of that file is neither ltc's nor torch's."""
-    return not filename.startswith((_OWN, _TORCH, *_GENERATED))
+    """Whether code of that file is neither ltc's nor torch's, nor what `with` and decorators run."""
+    return filename != contextlib.__file__ and not filename.startswith((_OWN, _TORCH, *_GENERATED))
 
 
 def is_of_the_program(filename: str) -> bool:

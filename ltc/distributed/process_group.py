@@ -22,9 +22,10 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ltc import config
 from ltc.device.recording.tensors import is_lazy
-from ltc.distributed.c10d import ddp, kernels, on_host, shared_memory_groups, traced
+from ltc.distributed.c10d import ddp, group_calls, kernels, on_host, point_to_point, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
 from ltc.distributed.transport import session
+from ltc.distributed.transport.private_folder import require_private
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     SPLIT_SOURCE,
@@ -56,6 +57,7 @@ def install() -> None:
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
     _choose_for_who_names_no_backend()
     _make_groups_anew()
+    group_calls.install()
     register_rendezvous_handler(DEVICE_TYPE, _meet)
     _register_kernels()
     _settle_before_other_calls()
@@ -79,6 +81,7 @@ def _meet(url: str, timeout=dist.default_pg_timeout, **_) -> Iterator[tuple]:
     folder = config.value("LTC_RENDEZVOUS")
     world, rank = config.value("XRT_SHARD_WORLD_SIZE"), config.value("XRT_SHARD_ORDINAL")
     if folder:
+        require_private(folder)
         yield dist.FileStore(str(Path(folder) / f"torch{next(_stores)}"), world), rank, world
     elif world == 1:
         yield dist.HashStore(), 0, 1
@@ -206,12 +209,24 @@ def _settling_kernel(overload) -> Callable:
 
 
 def _settling(call: Callable) -> Callable:
+    name = call.__name__.replace("anysource", "any_source")
+
     @functools.wraps(call)
-    def settled(*args, **kwargs):
-        tensors = on_host.tensors_in((*args, *kwargs.values()))
-        if not any(map(is_lazy, tensors)):
-            traced.settle()
-        return call(*args, **kwargs)
+    def settled(group, *args, **kwargs):
+        values = (*args, *kwargs.values())
+        if any(map(is_lazy, on_host.tensors_in(values))):
+            return call(group, *args, **kwargs)  # its kernel compares it
+        traced.settle()
+        calls = group_calls.of(group)
+        if calls is None:
+            return call(group, *args, **kwargs)
+        at_gloo = functools.partial(call, group, *args, **kwargs)
+        if name in point_to_point.CALLS:
+            return point_to_point.begun(name, group, values[0], (values[0], group, *values[1:]))
+        if name == "monitored_barrier":
+            return on_host.run_checked(group, name, lambda: ([], calls.await_call(at_gloo)))
+        described = calls.described(on_host.checked_text(name, None, values))
+        return calls.begin(described, at_gloo)
 
     return settled
 
@@ -222,14 +237,24 @@ def _settled_end(destroy: Callable) -> Callable:
         try:
             traced.settle()
         finally:
-            shared_memory_groups.forget(group)
+            group_calls.forget(group)
             destroy(group)
             _forget_arguments()
 
     return settled
 
 
-_told = contextlib.ExitStack()  # what arguments of init_process_group have said
+class _Told(contextlib.ExitStack):
+    """What arguments of init_process_group have said; closing it takes that back."""
+
+    by_arguments = False
+
+    def close(self) -> None:
+        self.by_arguments = False
+        super().close()
+
+
+_told = _Told()
 
 
 def _go_by_arguments_too() -> None:
@@ -241,6 +266,10 @@ def _go_by_arguments_too() -> None:
 
     @functools.wraps(original)
     def init_process_group(*args, **kwargs):
+        if _told.by_arguments and not dist.is_initialized():  # who it was in an earlier world
+            traced.settle()
+            session.forget()
+            _told.close()
         original(*args, **kwargs)
         _take_arguments()
 
@@ -258,6 +287,7 @@ def _take_arguments() -> None:
             "XRT_SHARD_LOCAL_ORDINAL": local if local >= 0 else rank,
         }
         _told.enter_context(config.override(**settings))
+        _told.by_arguments = True
 
 
 def _forget_arguments() -> None:
@@ -292,6 +322,8 @@ def _take_timeouts_of_what_is_over() -> None:
 
     @functools.wraps(original)
     def wait(self, timeout=None):
+        if timeout is None and group_calls.wait_for_checked(self):
+            return True
         if timeout is None or self.is_completed():
             return original(self)
         return original(self, timeout)

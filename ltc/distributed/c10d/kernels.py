@@ -54,8 +54,10 @@ def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
         _require_one_of_each("reduce_scatter", tensors, group)
         _require_sizes("reduce_scatter", [output], tensors[group.rank()].numel())
     joined = [torch.cat(_of_one_length(_flat(tensors))) for tensors in input_lists]
-    size, name = group.size(), group.group_name
-    scattered = traced.reduce_scatter(joined, _kind(reduce_op), size, name)
+    sizes = [[x.numel() for x in tensors] for tensors in input_lists]
+    scattered = traced.reduce_scatter(
+        joined, _kind(reduce_op), group.size(), group.group_name, f"parts {sizes}"
+    )
     _assign(outputs, [part[: out.numel()] for out, part in zip(outputs, scattered)])
 
 

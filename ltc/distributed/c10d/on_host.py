@@ -6,14 +6,16 @@ them (gloo, mpi), and what it wrote comes back to the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.tensors import host_tensor, is_lazy
-from ltc.distributed.c10d import traced
+from ltc.distributed.c10d import group_calls, point_to_point, traced
 from ltc.errors import Unsupported
 from ltc.support.torch_private import (
     DEVICE_TYPE,
@@ -66,18 +68,90 @@ def kernel_of(name: str) -> Callable:
         with torch.no_grad(), plain_functions():
             for i, value in enumerate(values):
                 copies[i] = _on_host(value, blank=i == written and not reads_written)
-            work = _work_of(overload(*_flattened(name, copies)))
-            if name == "send":
-                return Work.boxed(work)  # the backend's own: it holds the copy until it has left
-            if name.startswith("recv"):
+            if name in point_to_point.CALLS:
+                work = point_to_point.begun(name, group, copies[0], values)
+                if name == "send":
+                    return Work.boxed(work)  # it holds the copy until that has left
                 return Work.boxed(PendingReceive(work, values[written], copies[written]))
-            work.wait()
+
+            def begin() -> tuple[list[Work], None]:
+                return [_work_of(overload(*_flattened(name, copies)))], None
+
+            run_checked(group, checked_text(name, overload, copies), begin)
             metrics.count(f"c10d::{name}")
             if written is not None and not _is_bystander(name, group, values):
                 _bring_back(values[written], copies[written])
         return returned(overload, values, done(values[written] if written is not None else []))
 
     return kernel
+
+
+def run_checked(group: ProcessGroup, text: str, begin: Callable) -> None:
+    """Make a call and wait for it, compared with the other ranks' where the group can do that."""
+    calls = group_calls.of(group)
+    if calls is not None:
+        calls.run(calls.described(text), begin, group_calls.lane_of_thread())
+        return
+    works, _ = begin()
+    for work in works:
+        work.wait()
+
+
+# By call: which argument's tensors have the same number of elements on every rank, and one type.
+_ALIKE = {
+    "allgather": 1,
+    "_allgather_base": 1,
+    "allgather_coalesced": 1,
+    "allgather_into_tensor_coalesced": 1,
+    "reduce_scatter": 1,
+    "_reduce_scatter_base": 1,
+    "reduce_scatter_tensor_coalesced": 1,
+    "gather": 1,
+}
+_SAME_CALLS = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+
+
+def checked_text(name: str, overload: OpOverload | None, values: Sequence[Any]) -> str:
+    """What must be the same on every rank of a call of the namespace c10d, or of a process group.
+
+    overload  None for the method of that name of a process group
+    """
+    name = name.removesuffix("_")
+    name = _SAME_CALLS.get(name, name)
+    parts = [name]
+    if overload is None:
+        options = next((v for v in values if hasattr(v, "asyncOp")), None)
+        operation, root = getattr(options, "reduceOp", None), getattr(options, "rootRank", None)
+        plain = [v for v in values if isinstance(v, (int, dist.ReduceOp.RedOpType, dist.ReduceOp))]
+        if options is None and plain and name in ("broadcast", "reduce", "gather", "scatter"):
+            root = next((v for v in plain if isinstance(v, int)), None)
+        operation = operation or next((v for v in plain if not isinstance(v, int)), None)
+    else:
+        named = dict(zip((a.name for a in schema_of_overload(overload).arguments), values))
+        operation, root = named.get("reduce_op"), named.get("root_rank")
+    if operation is not None and "reduce" in name:
+        parts.append(_name_of(operation))
+    if root is not None:
+        parts.append(f"root {int(root)}")
+    if not name.startswith(("alltoall", "barrier")):
+        tensors = tensors_in(values[_ALIKE.get(name, 0)])
+        parts.append(f"of {group_calls.types_of(tensors)}")
+    return " ".join(parts)
+
+
+def _name_of(operation: Any) -> str:
+    """Of a reduction: a number of torch's, an object that has one, or a boxed one."""
+    if isinstance(operation, torch.ScriptObject):
+        operation = operation.op()  # type: ignore[attr-defined]  # it is c10d's own
+    elif not isinstance(operation, dist.ReduceOp.RedOpType):
+        operation = operation.op
+    return dist.ReduceOp.RedOpType(operation).name.lower()
 
 
 def position_of(name: str, overload: OpOverload) -> int | None:

@@ -7,54 +7,25 @@ import contextlib
 import logging
 import os
 import secrets
-import time
-from collections import Counter
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 
 import torch
-import torch.distributed as dist
 
-from ltc import config
+from ltc.distributed.transport.call_log import SharedMemoryCallLog
 from ltc.distributed.transport.communicator import Communicator
-from ltc.distributed.transport.private_folder import private_folder
+from ltc.distributed.transport.private_folder import exposure, private_folder
 from ltc.distributed.transport.shm_segment import Region, region_bytes
-from ltc.distributed.transport.status_board import StatusBoard
-from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.errors import LtcError
 from ltc.ir.collective import Collective
-from ltc.support.torch_private import backend_of_group, default_store, timeout_of_backend
 
 _log = logging.getLogger("ltc")
 _NAMES = {"sum": "sum", "avg": "sum", "product": "mul", "min": "min", "max": "max"}
 _KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 
-_POLL_SECONDS = 0.005
-
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
-_of_group: dict[str, Communicator | None] = {}
-_made: Counter[str] = Counter()  # a group that is made anew must not find what the old one left
-os.register_at_fork(after_in_child=_of_group.clear)
-
-
-def communicator_of(group: dist.ProcessGroup) -> Communicator | None:
-    """The way through memory among a group's ranks; None where they do not all share a host.
-
-    All ranks call this at the same place of their order, the first time; then it is remembered.
-    """
-    name = group.group_name
-    if name not in _of_group:
-        possible = group.size() > 1 and config.value("LTC_TRANSPORT") != "hosts"
-        _of_group[name] = _new_communicator(group) if possible else None
-    return _of_group[name]
-
-
-def forget(group: dist.ProcessGroup | None) -> None:
-    """Drop what belongs to a group that ends; with None or the first one all groups end."""
-    if group is None or group is dist.group.WORLD:
-        _of_group.clear()
-    else:
-        _of_group.pop(group.group_name, None)
+_folders_here: list[str] = []  # that this process has made
+os.register_at_fork(after_in_child=_folders_here.clear)
 
 
 def takes(collective: Collective, operands) -> bool:
@@ -68,9 +39,15 @@ def takes(collective: Collective, operands) -> bool:
 
 
 def run(
-    communicator: Communicator, collective: Collective, operands: list[torch.Tensor]
+    communicator: Communicator,
+    collective: Collective,
+    operands: list[torch.Tensor],
+    described: tuple[bytes, int],
 ) -> list[torch.Tensor]:
-    """The results, new tensors."""
+    """The results, new tensors.
+
+    described  the line for the board, and the number that all ranks must agree on
+    """
     reduction = collective.reduction
     known = Collective(
         collective.kind,
@@ -79,9 +56,9 @@ def run(
         site=collective.site,
     )
     if collective.kind in ("all_gather", "broadcast"):
-        results = communicator.run(known, [_movable(x) for x in operands])
+        results = communicator.run(known, [_movable(x) for x in operands], described)
         return [result.view(x.dtype) for result, x in zip(results, operands)]
-    results = communicator.run(known, operands)
+    results = communicator.run(known, operands, described)
     if reduction == "avg":
         for result in results:
             result.div_(communicator.replicas)
@@ -93,76 +70,79 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
-def _new_communicator(group: dist.ProcessGroup) -> Communicator | None:
-    rank, size = group.rank(), group.size()
-    folder = _folder_that_all_see(_store_of(group), rank, size, _limit_seconds(group))
-    if folder is None:
-        return None
-    region = Region.of_processes(size, os.path.join(folder, "region"))
-    communicator = Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
-    communicator.limit_seconds = _given_seconds(group)
-    return communicator
+# --- the files that the ranks share -------------------------------------------------------------
 
 
-def _given_seconds(group: dist.ProcessGroup) -> float | None:
-    """The group's timeout in seconds; None where it is torch's default, which nobody has chosen."""
-    given = timeout_of_backend(backend_of_group(group, "cpu"))
-    return None if given in (None, dist.default_pg_timeout) else given.total_seconds()
+class SharedFiles:
+    """What the ranks of a group have mapped: the region for messages, and the log of calls."""
+
+    def __init__(self, path: str, rank: int, size: int) -> None:
+        self.region = Region.of_processes(size, f"{path}-region")
+        self.calls = SharedMemoryCallLog(f"{path}-calls", rank, size)
 
 
-def _store_of(group: dist.ProcessGroup) -> dist.Store:
-    """A store for this group alone, and for this time that it is made."""
-    name = group.group_name
-    _made[name] += 1
-    ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
-    prefix = f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}"
-    store = dist.PrefixStore(prefix, default_store())
-    store.set_timeout(timedelta(seconds=_limit_seconds(group)))
-    return store
+@contextlib.contextmanager
+def shared_files(
+    rank: int, size: int, broadcast: Callable[[torch.Tensor], None]
+) -> Iterator[tuple[str, Callable[[], SharedFiles | None]]]:
+    """A word that the group alone has, and a function that opens its files: None where they are not there.
 
+    broadcast  fills a tensor of bytes with that of the first rank, on every rank
 
-def _limit_seconds(group: dist.ProcessGroup) -> float:
-    given = _given_seconds(group)
-    return config.value("LTC_PEER_TIMEOUT") if given is None else given
-
-
-def _folder_that_all_see(store: dist.Store, rank: int, size: int, limit: float) -> str | None:
-    """A folder in which every rank finds the same file: equal names of hosts would prove nothing.
-
-    The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
-    Raises DistError where not all have come within `limit` seconds.
+    The first rank makes the files.  They have names until the end of the block, at which all ranks
+    have opened them.
     """
+    path, content = "", torch.zeros(_MOST_PATH_BYTES, dtype=torch.uint8, device="cpu")
+    token = secrets.token_hex(16)
     if rank == 0:
-        token = secrets.token_hex(16)
-        store.set("place", f"{_new_folder(token, size)}\n{token}")
-    folder, token = store.get("place").decode().split("\n")
-    store.add("not seen", int(_read(os.path.join(folder, "token")) != token))
-    store.add("looked", 1)
-    deadline = time.monotonic() + limit
-    while (looked := store.add("looked", 0)) < size:
-        if time.monotonic() > deadline:
-            raise dist.DistError(
-                f"{looked} of {size} ranks came within {limit:g} s to the first collective of their "
-                f"process group, in which rank {rank} of it waits."
-            )
-        time.sleep(_POLL_SECONDS)
-    return None if store.add("not seen", 0) else folder
-
-
-def _new_folder(token: str, size: int) -> str:
-    """Its path, with the token in it; "" where there is no room for what the ranks exchange."""
+        path = _new_files(token, size)
+        told = f"{token}{path}".encode()
+        content[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
     try:
-        folder = _folders.enter_context(private_folder(region_bytes(size)))
+        broadcast(content)
+        told_text = content.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+        token, path = told_text[: len(token)], told_text[len(token) :]
+        yield token, lambda: _opened(path, rank, size)
+    finally:
+        if rank == 0 and path:
+            for name in _NAMES_OF_FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path + name)
+
+
+_NAMES_OF_FILES = ("-region", "-calls")
+_MOST_PATH_BYTES = 1024
+
+
+def _new_files(token: str, size: int) -> str:
+    """What their names begin with; "" where there is no room for what the ranks exchange."""
+    try:
+        path = os.path.join(_folder_with_room(region_bytes(size)), token)
+        SharedFiles(path, 0, size)
     except LtcError as error:
         _log.warning("A process group exchanges through torch.distributed: %s", error)
         return ""
-    with open(os.path.join(folder, "token"), "w") as file:
-        file.write(token)
-    return folder
+    return path if len(path) + len(token) < _MOST_PATH_BYTES else ""
 
 
-def _read(path: str) -> str:
-    with contextlib.suppress(OSError):
-        with open(path) as file:
-            return file.read()
-    return ""
+def _folder_with_room(nbytes: int) -> str:
+    for folder in _folders_here:
+        system = os.statvfs(folder)
+        if system.f_bavail * system.f_frsize >= nbytes:
+            return folder
+    _folders_here.append(_folders.enter_context(private_folder(nbytes)))
+    return _folders_here[-1]
+
+
+def _opened(path: str, rank: int, size: int) -> SharedFiles | None:
+    """The files, if they are there and nobody else can have made them."""
+    folder = os.path.dirname(path)
+    if not path or exposure(folder) is not None:
+        return None
+    if not all(os.path.exists(path + name) for name in _NAMES_OF_FILES):
+        return None
+    try:
+        return SharedFiles(path, rank, size)
+    except (OSError, LtcError) as error:
+        _log.warning("A process group exchanges through torch.distributed: %s", error)
+        return None

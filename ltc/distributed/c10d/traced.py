@@ -7,6 +7,7 @@ in recorded order, read or not: ranks may read their values in different orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from ltc.debug import metrics
 from ltc.device.recording.sync import start_collectives, wait_device_ops
 from ltc.device.recording.tensors import host_tensor
 from ltc.device.recording.user_line import user_line
-from ltc.distributed.c10d import shared_memory_groups
+from ltc.distributed import world
+from ltc.distributed.c10d import group_calls, shared_memory_groups
 from ltc.distributed.collectives import CHANNELS, record
 from ltc.distributed.transport.folds import ORDERED
 from ltc.errors import Unsupported
@@ -89,9 +91,11 @@ def all_gather(
 
 
 def reduce_scatter(
-    tensors: Sequence[torch.Tensor], kind: str, size: int, group: str
+    tensors: Sequence[torch.Tensor], kind: str, size: int, group: str, agreed: str = ""
 ) -> list[torch.Tensor]:
     """Of each reduced tensor [D, ...] this rank's part [D / size, ...].
+
+    agreed  what else must be the same on every rank
 
     Raises ValueError where D is no multiple of `size`.
     """
@@ -102,7 +106,7 @@ def reduce_scatter(
                 f"equal parts, one for each rank. Pad it first."
             )
     shapes = [(x.shape[0] // size, *x.shape[1:]) for x in tensors]
-    return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
+    return _record("reduce_scatter", tensors, group, shapes, reduction=kind, agreed=agreed)
 
 
 def broadcast(
@@ -168,6 +172,7 @@ def run_at_once(collective: Collective, tensors: Sequence[torch.Tensor], *_) -> 
     """
     settle()
     channel = GroupChannel(collective.channel.partition(":")[2])
+    channel.thread = world.thread_name()
     return channel.run(collective.at(user_line()), [host_tensor(x) for x in tensors])
 
 
@@ -175,12 +180,14 @@ class GroupChannel:
     """Exchanges of a process group: in memory where its ranks share a host, or over what it has for
     CPU tensors (gloo, mpi)."""
 
+    thread = ""  # of the rank, where it is not the main one
+
     def __init__(self, group: str) -> None:
         # Not the group itself: its calls wait for what is recorded, which is what runs here.
         found = resolve_process_group(group)
-        self.group = found
+        self.calls = group_calls.of(found)
         self.backend = backend_of_group(found, "cpu")
-        self.size = found.size()
+        self.size, self.rank = found.size(), found.rank()
 
     def post(self, collective: Collective, operands: list[torch.Tensor]) -> None:
         """Nothing is sent ahead: the group's own calls do not come in two parts."""
@@ -190,20 +197,59 @@ class GroupChannel:
         try:
             return self._run(collective, operands)
         except RuntimeError as error:
-            types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
-            error.add_note(f"in {collective.text()} of {types} called at {collective.site}")
+            error.add_note(f"in {_described(collective, operands)} called at {collective.site}")
             raise
 
     def _run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
-        if shared_memory_groups.takes(collective, operands):
-            communicator = shared_memory_groups.communicator_of(self.group)
-            if communicator is not None:
-                return shared_memory_groups.run(communicator, collective, operands)
+        calls = self.calls
+        if calls is None:
+            works, results = self._begin(collective, operands)
+            for work in works:
+                work.wait()
+            return results
+        if collective.kind == "all_to_all":
+            self._compare_parts(calls, collective)
+        text = _described(collective, operands)
+        if self.thread:  # of those of a rank none comes first
+            text += f" in thread {self.thread!r}"
+        described = calls.described(text, collective.site)
+        if calls.in_memory and shared_memory_groups.takes(collective, operands):
+            with calls.turn:  # the mailboxes have room for one exchange at a time
+                return shared_memory_groups.run(calls.communicator, collective, operands, described)
+        return calls.run(described, lambda: self._begin(collective, operands))
+
+    def _begin(self, collective: Collective, operands: list[torch.Tensor]) -> tuple[list, list]:
+        """(works of gloo, what they fill)."""
         begin = _BEGIN[collective.kind]
         begun = [begin(self, collective, x) for x in operands]
-        for _, work in begun:
-            work.wait()
-        return [result for result, _ in begun]
+        return [work for _, work in begun], [result for result, _ in begun]
+
+    def _compare_parts(self, calls: group_calls.GroupCalls, collective: Collective) -> None:
+        """Raise PeerFailure where a rank sends another number of rows than its receiver takes."""
+        own = torch.tensor([collective.pairs], device="cpu")
+        described = calls.described("all_to_all: sizes of its parts", collective.site)
+        if calls.in_memory:
+            gather = Collective("all_gather", site=collective.site)
+            (everyone,) = calls.communicator.run(gather, [own], described)
+        else:
+            everyone = own.new_empty((self.size, *own.shape[1:]))
+            calls.run(described, lambda: ([gather_flat(self.backend, everyone, own)], None))
+        received, sent = everyone[:, :, 0], everyone[:, :, 1].t()
+        for receiver, sender in (received != sent).nonzero().tolist():
+            calls.communicator.fail(
+                f"Rank {calls.ranks[sender]} sends {int(sent[receiver, sender])} rows to rank "
+                f"{calls.ranks[receiver]}, which takes {int(received[receiver, sender])} from it, in "
+                f"the all_to_all at {collective.site}:"
+            )
+
+
+def _described(collective: Collective, operands: Sequence[torch.Tensor]) -> str:
+    """All that must be the same on every rank: the parts of an all_to_all are compared by themselves."""
+    shown = replace(collective, channel="", pairs=())
+    types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
+    if collective.kind == "all_to_all":
+        types = f"rows of {TensorType(operands[0].dtype, tuple(operands[0].shape[1:]))}"
+    return f"{shown.text()} of {types}"
 
 
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
