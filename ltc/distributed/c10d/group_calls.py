@@ -31,7 +31,7 @@ from ltc.distributed.transport.call_log import LANES, StoreCallLog
 from ltc.distributed.transport.communicator import Communicator, tag_of
 from ltc.distributed.transport.shm_segment import NAP_SECONDS, PeerFailure, Region
 from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard, this_machine
-from ltc.distributed.transport.wire import LONG_SECONDS, Consume, SharedMemoryWire
+from ltc.distributed.transport.wire import LONG_SECONDS, Share, SharedMemoryWire
 from ltc.ir.tensor_type import TensorType
 from ltc.support.torch_private import (
     DEVICE_TYPE,
@@ -293,20 +293,29 @@ def _made(group: ProcessGroup, store: Any, ranks: list[int]) -> tuple[GroupCalls
     return GroupCalls(ranks, communicator, files is not None, backend), token
 
 
+_BY_GLOO = "gloo carries the messages of this group"
+
+
 class _NoWire:
     """Of a group whose messages gloo carries."""
 
-    message_bytes = 0
+    message_bytes = hop_bytes = 0
 
     def __init__(self, replica: int, replicas: int) -> None:
         self.replica, self.replicas = replica, replicas
         self.late: Callable[[int, float], None] = lambda peer, waited: None
 
-    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
-        raise AssertionError("gloo carries the messages of this group")
+    def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
+        raise AssertionError(_BY_GLOO)
 
-    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
-        raise AssertionError("gloo carries the messages of this group")
+    def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
+        raise AssertionError(_BY_GLOO)
+
+    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+        raise AssertionError(_BY_GLOO)
+
+    def give_back(self, sender: int) -> None:
+        raise AssertionError(_BY_GLOO)
 
     def finish(self) -> None:
         """gloo's works have been waited for."""
