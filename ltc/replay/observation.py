@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,9 +20,16 @@ from ltc.device.torch_device import state_if_any
 from ltc.replay.changed_use import same_operations, where_paths_part
 from ltc.replay.counters import multipliers
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
-from ltc.replay.reachable import Reachable, has_graph, is_leaf
-from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
-from ltc.replay.traced_float import Operation, Tape, plain
+from ltc.replay.reachable import Reachable, is_leaf
+from ltc.replay.returned import (
+    Unfit,
+    form_of,
+    graph_obstacle,
+    tensors_in,
+    untraced,
+    watched_graphs,
+)
+from ltc.replay.traced_float import Operation, Tape, put, restore
 from ltc.support.torch_private import DEVICE_TYPE
 
 
@@ -163,7 +169,7 @@ def observed(
     running = {device: device.random.running for device in devices()}
     before, versions = modes(), _versions(reachable)
     with CallObserver(lambda state: roots.get(id(state))) as observer:
-        with _watched_graphs([found.tensor for found in reachable.lazy], observer):
+        with watched_graphs([found.tensor for found in reachable.lazy], observer):
             result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
@@ -213,56 +219,15 @@ def _traced_call(function: Callable, args: tuple, kwargs: dict, seen: Observatio
             named[number.key] = traced
         else:
             swapped.append((number, traced))
-            _put(number, traced)
+            put(number, traced)
     try:
         result: Any = untraced(function(*given, **named))
     finally:
         tape.is_on = False
         for number, traced in swapped:
-            _restore(number, traced)
+            restore(number, traced)
     seen.operations = tape.operations
     return result
-
-
-@contextlib.contextmanager
-def _watched_graphs(tensors: Sequence[torch.Tensor], observer: CallObserver) -> Iterator[None]:
-    """Tell the observer where a backward goes on into the graph of one of these, from before.
-
-    Such a graph may compute another thing the next time, and nothing in the call says so.
-    """
-    nodes: list[Any] = [x.grad_fn for x in tensors if x.requires_grad and has_graph(x)]
-    hooks = [node.register_prehook(lambda gradients: _hinder(observer)) for node in nodes]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _hinder(observer: CallObserver) -> None:
-    observer.hinder(
-        "its backward goes on into the graph of a tensor that was there before: give it that "
-        "detached, or make all of the graph inside"
-    )
-
-
-def _put(number: Any, value: Any) -> None:
-    if number.part is None:
-        number.holder[number.key] = value
-    else:
-        parts = list(number.holder[number.key])
-        parts[number.part] = value
-        number.holder[number.key] = tuple(parts)
-
-
-def _restore(number: Any, traced: Any) -> None:
-    """The plain number stands there again, unless the call has put another in its place."""
-    present = number.holder.get(number.key)
-    if number.part is not None:
-        if isinstance(present, tuple):
-            number.holder[number.key] = tuple(map(plain, present))
-    else:
-        number.holder[number.key] = plain(present)
 
 
 # --- what it came to ----------------------------------------------------------------------------

@@ -1,15 +1,17 @@
-"""What a function has returned: how to make another like it, and whether it needs a graph."""
+"""What a function has returned: how to make another like it; and which graphs it needs, or goes on into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ltc.device.call_observer import CallObserver
 from ltc.device.recording.tensors import is_lazy
 from ltc.device.torch_device import state_if_any
-from ltc.replay.reachable import Reachable
+from ltc.replay.reachable import Reachable, has_graph
 from ltc.replay.traced_float import plain
 
 _GRAPH_NODES = 10_000  # of autograd's, that are looked at to see whether a backward has used them
@@ -79,6 +81,28 @@ def _named(view: Any, reachable: Reachable) -> str:
     if view is None or id(view.base) not in numbers:
         return "another tensor"
     return reachable.aliases.told_root(numbers[id(view.base)], reachable.name_at)
+
+
+@contextlib.contextmanager
+def watched_graphs(tensors: Sequence[torch.Tensor], observer: CallObserver) -> Iterator[None]:
+    """Tell the observer where a backward goes on into the graph of one of these, from before.
+
+    Such a graph may compute another thing the next time, and nothing in the call says so.
+    """
+    nodes: list[Any] = [x.grad_fn for x in tensors if x.requires_grad and has_graph(x)]
+    hooks = [node.register_prehook(lambda gradients: _hinder(observer)) for node in nodes]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hinder(observer: CallObserver) -> None:
+    observer.hinder(
+        "its backward goes on into the graph of a tensor that was there before: give it that "
+        "detached, or make all of the graph inside"
+    )
 
 
 def graph_obstacle(result: Any) -> str:

@@ -81,6 +81,26 @@ def plain(value: Any) -> Any:
     return float.__pos__(value) if value.__class__ is TracedFloat else value
 
 
+def put(number: Any, value: Any) -> None:
+    """Let another float stand where a known number does, in the table that it is from."""
+    if number.part is None:
+        number.holder[number.key] = value
+    else:
+        parts = list(number.holder[number.key])
+        parts[number.part] = value
+        number.holder[number.key] = tuple(parts)
+
+
+def restore(number: Any, traced: Any) -> None:
+    """The plain number stands there again, unless the call has put another in its place."""
+    present = number.holder.get(number.key)
+    if number.part is not None:
+        if isinstance(present, tuple):
+            number.holder[number.key] = tuple(map(plain, present))
+    else:
+        number.holder[number.key] = plain(present)
+
+
 def _operand(value: Any) -> Any:
     return value.operand if value.__class__ is TracedFloat else value
 
