@@ -348,16 +348,12 @@ class _All:
 
 
 def _is_quick(has_come: Callable[[], bool]) -> bool:
-    """Whether it comes so soon that no thread need wait for it.
-
-    Naps are an eighth of the wait so far, so they make it little longer, however long it is.
-    """
-    started = time.monotonic()
+    """Whether it comes so soon that no thread need wait for it."""
+    deadline = time.monotonic() + _QUICK_SECONDS
     while not has_come():
-        waited = time.monotonic() - started
-        if waited > _QUICK_SECONDS:
+        if time.monotonic() > deadline:
             return False
-        time.sleep(max(waited / 8, _SHORTEST_NAP))
+        time.sleep(_SHORTEST_NAP)
     return True
 
 
