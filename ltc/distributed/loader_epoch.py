@@ -123,8 +123,8 @@ class Epoch:
                 return False
             if self._successor is not None or device in self._left:
                 return False
-            if self._ready[device].is_over() and self._error is None and self._takers[device] == 0:
-                return False
+            if self._ready[device].is_over() and self._error is None:
+                return False  # its error, if any, was given to a loop
             self._takers[device] += 1
             return True
 
