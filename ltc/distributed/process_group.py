@@ -25,7 +25,7 @@ from ltc.device.recording.tensors import is_lazy
 from ltc.distributed.c10d import ddp, group_calls, kernels, on_host, point_to_point, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
 from ltc.distributed.transport import session
-from ltc.distributed.transport.private_folder import require_private
+from ltc.support.process.private_folder import require_private
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     SPLIT_SOURCE,

@@ -114,9 +114,7 @@ DispatchKeySet = _named("torch._C", "DispatchKeySet")
 AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastPrivateUse1)
 has_kernel = _named("torch._C", "_dispatch_has_kernel_for_dispatch_key")
 all_overload_names = _named("torch._C", "_dispatch_get_all_op_names")
-schema_named = _named(
-    "torch._C", "_get_schema"
-)  # (name, overload); RuntimeError where there is none
+schema_named = _named("torch._C", "_get_schema")  # (name, overload); RuntimeError if there is none
 schema_of_overload = operator.attrgetter("_schema")
 exclude_dispatch_keys = _named("torch._C", "_ExcludeDispatchKeyGuard")
 force_dispatch_keys = _named("torch._C", "_ForceDispatchKeyGuard")
@@ -125,11 +123,7 @@ function_mode_depth = _named("torch._C", "_len_torch_function_stack")
 kernel_of_key = operator.attrgetter("_op_dk")  # what calls an overload's C++ kernel for a key
 function_of = operator.attrgetter("_op")  # what an overload calls, without its Python
 # Where torch's own Python functions are: they take their arguments in half an overload's time.
-_BOUND = (
-    _named("torch._C", "_VariableFunctions"),
-    _named("torch._C", "TensorBase"),
-    _named("torch._C", "_nn"),
-)
+_BOUND = tuple(_named("torch._C", one) for one in ("_VariableFunctions", "TensorBase", "_nn"))
 attention_chosen_for = _named("torch", "_fused_sdp_choice")  # the number of an SDPBackend
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
@@ -215,9 +209,7 @@ untyped_part = operator.attrgetter("_untyped_storage")  # of a typed storage
 element_bytes = operator.methodcaller("_element_size")
 storage_identity = operator.attrgetter("_cdata")
 storage_use_count = _named("torch._C", "_storage_Use_Count")  # of a storage's identity
-exchange_contents = _named(
-    "torch._C", "_swap_tensor_impl"
-)  # of two tensors; the Python objects stay
+exchange_contents = _named("torch._C", "_swap_tensor_impl")  # of two tensors; Python objects stay
 # In less than half the time of torch.empty, where this torch has it.
 empty_strided_cpu = getattr(_named("torch._C", "_dynamo.guards"), "_empty_strided_cpu", None)
 foreach_mul = _named("torch", "_foreach_mul")

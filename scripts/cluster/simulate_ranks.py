@@ -23,7 +23,8 @@ import torch
 
 from ltc.distributed.rendezvous import gather_payloads
 from ltc.distributed.transport import collective_schedule
-from ltc.distributed.transport.collective_ops import Exchange, reduce
+from ltc.distributed.transport.collective_ops import reduce
+from ltc.distributed.transport.exchange import Exchange
 from ltc.distributed.transport.inter_host_choice import RING, InterHostChoice
 from ltc.distributed.transport.wire import Share
 

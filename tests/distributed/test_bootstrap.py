@@ -10,10 +10,10 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.call_log import StoreCallLog
-from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.wire import Mismatch
 from ltc.errors import LtcError
+from ltc.support.process.private_folder import private_folder
 
 
 @pytest.fixture

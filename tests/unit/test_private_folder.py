@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import ltc
-from ltc.distributed.transport import private_folder as folders
-from ltc.distributed.transport.private_folder import (
+from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.wire import SharedMemoryWire
+from ltc.errors import LtcError
+from ltc.support.process import private_folder as folders
+from ltc.support.process.private_folder import (
     private_folder,
     require_private,
     reserve,
     shared_file,
 )
-from ltc.distributed.transport.shm_segment import Region
-from ltc.distributed.transport.wire import SharedMemoryWire
-from ltc.errors import LtcError
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_where_nothing_has_room_the_error_says_what_to_do(places):
 
 KILLED_WITH_ITS_JANITOR = """
 import os, signal, sys
-from ltc.distributed.transport import private_folder as folders
+from ltc.support.process import private_folder as folders
 folders.IN_MEMORY = sys.argv[1]
 with folders.private_folder() as path:
     print(path, flush=True)

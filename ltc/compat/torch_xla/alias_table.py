@@ -286,10 +286,7 @@ _ROWS = (
     ),
     AliasModule("debug.metrics_saver", {"ltc.debug.metrics_saver": "save_metrics"}),
     AliasModule("debug.graph_saver", {_HERE + "xla_bindings": "save_tensors_graph"}),
-    AliasModule(
-        "debug.metrics_compare_utils",
-        otherwise="compare the numbers themselves: ltc.debug.metrics.as_dict()",
-    ),
+    AliasModule("debug.metrics_compare_utils", otherwise="compare ltc.debug.metrics.as_dict()"),
     AliasModule(
         "debug.model_comparator",
         {_RUNS: "compare compare_tensors configure save tensor_file_compare"},

@@ -13,10 +13,10 @@ import torch
 
 from ltc.distributed.transport.call_log import SharedMemoryCallLog
 from ltc.distributed.transport.communicator import Communicator
-from ltc.distributed.transport.private_folder import exposure, private_folder
 from ltc.distributed.transport.shm_segment import Region, region_bytes
 from ltc.errors import LtcError
 from ltc.ir.collective import Collective
+from ltc.support.process.private_folder import exposure, private_folder
 
 _log = logging.getLogger("ltc")
 _NAMES = {"sum": "sum", "avg": "sum", "product": "mul", "min": "min", "max": "max"}

@@ -21,10 +21,10 @@ import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors trave
 from ltc import config
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
 from ltc.distributed.launch.pickled_call import PickledCall, importable_main
-from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError
 from ltc.support.process import processors
+from ltc.support.process.private_folder import private_folder
 from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of

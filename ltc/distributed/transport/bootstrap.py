@@ -17,14 +17,14 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.private_folder import (
+from ltc.distributed.transport.shm_segment import LANES, PeerFailure, region_bytes
+from ltc.errors import LtcError, NowhereToMeet
+from ltc.support.process.parent_death import end_with_parent
+from ltc.support.process.private_folder import (
     private_folder,
     require_from_store,
     require_private,
 )
-from ltc.distributed.transport.shm_segment import LANES, PeerFailure, region_bytes
-from ltc.errors import LtcError, NowhereToMeet
-from ltc.support.process.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
 
 _POLL_SECONDS = 0.02

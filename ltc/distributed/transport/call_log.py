@@ -12,10 +12,10 @@ import os
 import re
 from typing import Protocol
 
-from ltc.distributed.transport.private_folder import reserve, shared_file
 from ltc.distributed.transport.shm_segment import LINE
 from ltc.distributed.transport.wire import Mismatch
 from ltc.errors import LtcError
+from ltc.support.process.private_folder import reserve, shared_file
 
 MAX_CALLS = 256  # tags that are kept of a lane; a running hash tells of those before them
 LANES = 16  # calls of one lane have one order: a lane is a kind of thread of a rank

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import torch
 
 from ltc.backends import shared_counters
-from ltc.distributed.transport.private_folder import reserve, shared_file
+from ltc.support.process.private_folder import reserve, shared_file
 
 LANES = 2  # regions of a run: of what programs exchange, and of what is exchanged at once
 SLOTS = 4

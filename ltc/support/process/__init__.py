@@ -1,1 +1,2 @@
-"""What a process is made of: its processors, threads, locks, signals, and the end of its parent."""
+"""What a process is made of: its processors, threads, locks, signals, private folder, and the end of its
+parent."""
