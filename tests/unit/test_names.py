@@ -16,6 +16,7 @@ SEVERAL_TIMES = {
     "nchw": "a layout of memory, of convolutions and of pooling",
     "nhwc": "a layout of memory, of convolutions and of pooling",
     "philox": "one generator of random bits: in torch for the reference, and as LLVM text",
+    "shared_counters": "the LLVM text of counters, and what replicas of every backend call",
 }
 
 

@@ -144,6 +144,7 @@ _UNPICKLES = {
     "distributed/launch/child.py": "what this process has just pickled itself: whether it can travel",
     "distributed/launch/pickled_call.py": "what the parent of this process gave it",
     "device/hooks/scripting.py": "reads names, and makes nothing of them",
+    "checkpointing/checked_archive.py": "weights_only is the caller's choice, and True as torch.load's",
     "utils/cached_dataset.py": "a folder that the caller named, with that warning in its docstring",
 }
 _NAMES = {"Unpickler", "loads"}
