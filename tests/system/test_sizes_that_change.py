@@ -756,3 +756,19 @@ def test_gates_and_identities_are_one_program():
             assert_like_the_cpu(made, gated("cpu", rows), rows)
     assert (grown["SymbolicPaths"], grown["OpByOpSteps"]) == (1, 0)
     assert grown["SymbolicProgramsRefused"] == 0 and 1 <= grown["SymbolicPrograms"] <= 2
+
+
+def test_a_row_that_is_padded_is_normalized_at_all_sizes():
+    """Its length is a sum of sizes, by which its strides are divided."""
+
+    def step(n: int, device: str) -> torch.Tensor:
+        x = torch.linspace(-1, 1, n * n).view(n, n, 1, 1).sin().to(device)
+        padded = F.pad(x, (2, 2, 0, 0, 3, 2), mode="replicate") * torch.arange(5, device=device)
+        return F.layer_norm(padded, (5,))
+
+    with metrics.counted() as grown:
+        for n in (15, 7, 23, 8, 10, 23, 9, 10):
+            got = step(n, "ltc:0")
+            ltm.mark_step()
+            torch.testing.assert_close(got.cpu(), step(n, "cpu"), rtol=1e-4, atol=1e-4)
+    assert grown["SymbolicSizes"] > 0

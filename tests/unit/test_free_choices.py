@@ -42,3 +42,17 @@ def test_a_right_operand_is_packed_at_all_sizes_where_it_has_to_be(size, shape, 
     served = [other for other in SIZES if serves(other)]
     assert size in served
     assert [other for other in served if planned(other).packs and not plan.packs] == []
+
+
+def test_polynomials_are_divided_where_that_leaves_no_rest():
+    trace = SizeTrace()
+    a, b = trace.symbol(7), trace.symbol(4)
+    assert ((5 + a) // (5 + a), (25 + 5 * a) // (5 + a), (a * a - b * b) % (a + b)) == (1, 5, 0)
+    exact = {
+        (a * (5 + a)) // (5 + a): "s0",
+        (a * a - b * b) // (a + b): "s0-1*s1",
+        (a * b + b) // (a + 1): "s1",
+    }
+    assert {x.source for x in exact} == set(exact.values())
+    assert not trace.parts and not trace.guards
+    assert ((a * a + 1) // (a + 1)).source == "t0"

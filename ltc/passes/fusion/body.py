@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Guard, Value
 from ltc.ir.node import Node, constant_value
@@ -74,6 +75,9 @@ class Body:
     def _load(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
         if node.op is ops.CONSTANT:
             return self.value(node, index, ())
+        if node in self.draft.stores and node is not self.draft.product:
+            # Extents that are equal at all sizes may be two expressions, and so two places.
+            raise InvalidGraph(f"a kernel reads {node} at {index} before it has stored it")
         return self._intern("load", node.dtype, (), None, (node, offset_of(node, index)), guards)
 
     def _make(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:

@@ -187,17 +187,24 @@ class Extent:
         return _quotient(self.trace, other, self) if isinstance(other, int) else NotImplemented
 
     def _divided(self, other: Size) -> Any:
-        """The quotient where it is exact at all sizes."""
-        terms = _terms(other)
-        if len(terms) != 1 or other == 0:
+        """The quotient where it is exact at all sizes: a polynomial without a rest."""
+        divisor = dict(_terms(other))
+        if not divisor:
             return None
-        ((divisor, factor),) = terms
-        total: dict[Monomial, int] = {}
-        for monomial, c in self.terms:
-            left = _without(monomial, divisor)
-            if c % factor or left is None:
+        lead = max(divisor, key=_order)
+        left, total = dict(self.terms), dict[Monomial, int]()
+        while left:
+            highest = max(left, key=_order)
+            part = _without(highest, lead)
+            if part is None or left[highest] % divisor[lead]:
                 return None
-            total[left] = c // factor
+            total[part] = factor = left[highest] // divisor[lead]
+            for monomial, c in divisor.items():
+                both = tuple(sorted((*monomial, *part)))
+                left[both] = left.get(both, 0) - factor * c
+            left = {monomial: c for monomial, c in left.items() if c}
+        if other == 0:
+            return None
         return _made(self.trace, total, self.value // number_now(other))
 
     def __mod__(self, other: Any) -> Any:
@@ -283,6 +290,11 @@ class Extent:
         raise TypeError("an Extent is known in its process alone")
 
 
+def _order(monomial: Monomial) -> tuple[int, Monomial]:
+    """An order of monomials that holds for their products with any other, the highest degree last."""
+    return len(monomial), monomial
+
+
 def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
     """The atoms that are left of a product divided by another; None where that leaves a rest."""
     left = list(monomial)
@@ -330,20 +342,15 @@ def _quotient(trace: SizeTrace, x: Size, y: Size) -> Any:
     (low, high), (least, most) = bounds_of(x), bounds_of(y)
     bounds: Bounds = (None, None)
     if least is not None and least > 0:
-        lowest = (
-            None if low is None else low // least if low < 0 else 0 if most is None else low // most
-        )
-        highest = (
-            None
-            if high is None
-            else high // least
-            if high >= 0
-            else -1
-            if most is None
-            else high // most
-        )
+        lowest = low // least if low is not None and low < 0 else _by_most(low, most, 0)
+        highest = high // least if high is not None and high >= 0 else _by_most(high, most, -1)
         bounds = lowest, highest
     return trace.atom(f"({source_of(x)})//({source_of(y)})", value, bounds)
+
+
+def _by_most(end: int | None, most: int | None, of_any: int) -> int | None:
+    """An end of a quotient whose divisor is `most` at most; `of_any` if that is not known."""
+    return None if end is None else of_any if most is None else end // most
 
 
 def _holds(relation: str, x: Extent, y: Size) -> bool:
