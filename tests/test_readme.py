@@ -202,7 +202,7 @@ def _is_in_code(name: str, sources: str) -> bool:
 
 
 def _end_of_prefix(name: str) -> int:
-    prefixes = ("TierUp", "Forgotten.", "aten", "CutOut", "rule.", "pass.", "trace.")
+    prefixes = ("TierUp", "Forgotten.", "aten", "CutOut", "RuleFault", "rule.", "pass.", "trace.")
     return next((len(prefix) for prefix in prefixes if name.startswith(prefix)), len(name))
 
 

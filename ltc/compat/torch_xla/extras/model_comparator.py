@@ -76,11 +76,16 @@ def _files(folder: Path) -> set[str]:
     }
 
 
+def _read(path: str) -> torch.Tensor:
+    tensor: torch.Tensor = torch.load(path, weights_only=True)
+    return tensor
+
+
 def tensor_file_compare(
     path1: str, path2: str, rtol: float = 1e-5, atol: float = 1e-8, max_diffs: int = 25
 ) -> str:
     """What differs between two files, under the name of the first."""
-    found = compare_tensors(torch.load(path1), torch.load(path2), rtol, atol, max_diffs)
+    found = compare_tensors(_read(path1), _read(path2), rtol, atol, max_diffs)
     lines = "".join(f"  {line}\n" for line in found.splitlines())
     return f"Changes in saved tensor {Path(path1).name!r}:\n{lines}" if found else ""
 
