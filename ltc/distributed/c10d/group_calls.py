@@ -53,7 +53,14 @@ _WAIT_IN_ONE_CALL = (b"reduce_scatter", b"_reduce_scatter", b"allgather_into_ten
 
 _of_group: weakref.WeakKeyDictionary[ProcessGroup, GroupCalls] = weakref.WeakKeyDictionary()
 _of_work: weakref.WeakKeyDictionary[Work, tuple[GroupCalls, bytes]] = weakref.WeakKeyDictionary()
-os.register_at_fork(after_in_child=_of_group.clear)
+
+
+def _forget_groups() -> None:
+    """A function of ltc's, in which a signal waits: what a hook in Python raises is lost."""
+    _of_group.clear()
+
+
+os.register_at_fork(after_in_child=_forget_groups)
 
 
 class GroupCalls:
