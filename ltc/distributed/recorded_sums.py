@@ -8,6 +8,7 @@ Everything else is an exchange that runs beside the program, in `transport/`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from ltc.backends.capabilities import BackendCapabilities
 from ltc.device.recording import sync
 from ltc.device.recording.collective_calls import record
 from ltc.device.recording.tensors import state_of
+from ltc.distributed.groups import replica_count
 from ltc.distributed.transport import session as sessions
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
@@ -55,18 +57,16 @@ def reduced(
     return exchange(collective, [*tensors, *checked], types)
 
 
-_MOST_FIXED_SCALES = (
-    16  # each has programs of its own; what is another one in each step travels along
-)
-_fixed_scales: set[float] = set()
-
-
 def agreed_scale(scale: float, like: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
-    """What the exchange compares of a scale: words, or where scales differ from step to step, a tensor."""
+    """Return what the exchange compares of a scale: words, or a tensor that travels along.
+
+    A scale in words is part of the program. Those are few: powers of two, and their products with the
+    mean's. Any other may be a new one in each step, and compiles nothing anew as a tensor. Nothing but
+    the scale and the number of replicas decides, so that all replicas decide alike.
+    """
     if isinstance(scale, (int, float)):
-        if len(_fixed_scales) < _MOST_FIXED_SCALES:
-            _fixed_scales.add(scale)
-        if scale in _fixed_scales:
+        mantissa, _ = math.frexp(scale)
+        if mantissa in (0.5, math.frexp(1 / replica_count())[0]):
             return f"scale {scale}", []
     number = torch.full((1,), 1.0, dtype=torch.float64, device=like.device) * scale
     return "scale", [number]

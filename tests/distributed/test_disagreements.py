@@ -172,3 +172,19 @@ def main_and_thread(ordinal: int) -> list[float]:
     thread.join()
     total(1.0)
     return found
+
+
+def test_scales_that_only_some_replicas_have_used_change_nothing_for_the_others():
+    """What one thread or one subgroup has summed before decides nothing of the next sum of all."""
+
+    def step(ordinal: int, device: str) -> list[float]:
+        for number in range(20 if ordinal == 0 else 0):
+            ltm.all_reduce(
+                "sum", torch.ones(1, device=device), scale=1 + number / 7, groups=[[0], [1]]
+            )
+        return [
+            ltm.all_reduce("sum", torch.ones(2, device=device), scale=scale).tolist()[0]
+            for scale in (0.5, 0.3, 1 / 3, 4, 0.3)
+        ]
+
+    assert in_threads(step, 2) == [pytest.approx([1, 0.6, 2 / 3, 8, 0.6])] * 2

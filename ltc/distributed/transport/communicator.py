@@ -147,15 +147,17 @@ class Communicator:
     def _begin(self, order: tuple, described: tuple[bytes, int], lane: int = 0) -> int:
         """The tag of the next collective of an order, which the board shows from now on."""
         self.board.region.raise_abort_report()
-        text, name = described
-        if self.thread:
-            text, name = text + f" in thread {self.thread!r}".encode(), name ^ self.thread_tag
+        text, name = self._in_thread(described[0]), described[1] ^ self.thread_tag
         tag = self._running[order] = hash((self._running.get(order, 0), name)) & TAG_MASK
         self.count += 1
         self.board.begin(self.count, text)
         if self.calls is not None:
             self._compare(self.calls, lane, tag)
         return tag
+
+    def _in_thread(self, text: bytes) -> bytes:
+        """What the board says of an exchange, with the thread that it is in."""
+        return text + f" in thread {self.thread!r}".encode() if self.thread else text
 
     def _compare(self, calls: CallLog, lane: int, tag: int) -> None:
         self.numbers[lane] += 1
@@ -221,7 +223,7 @@ class Communicator:
     def show(self, text: bytes, begun: int) -> None:
         """Say on the board that this replica is in a collective, the first of `begun` new ones."""
         self.count += begun
-        self.board.begin(self.count, text)
+        self.board.begin(self.count, self._in_thread(text))
 
     # --- finding out
 
