@@ -360,10 +360,10 @@ NEW_PROCESS_GROUP = Replaceable("torch.distributed.distributed_c10d", "_new_proc
 SPLIT_SOURCE = Replaceable("torch.distributed.distributed_c10d", "_get_split_source")
 MAKE_REDUCER = Replaceable("torch.distributed", "Reducer.__init__")
 SET_STATIC_GRAPH = Replaceable("torch.distributed", "Reducer._set_static_graph")
-REGISTER_BUILTIN_HOOK = Replaceable(
-    "torch.nn.parallel", "DistributedDataParallel._register_builtin_comm_hook"
-)
-CHECK_HOOK = Replaceable("torch.nn.parallel", "DistributedDataParallel._check_comm_hook")
+_DDP = "DistributedDataParallel."
+REGISTER_BUILTIN_HOOK = Replaceable("torch.nn.parallel", _DDP + "_register_builtin_comm_hook")
+CHECK_HOOK = Replaceable("torch.nn.parallel", _DDP + "_check_comm_hook")
+MATCH_USED_MAP = Replaceable("torch.nn.parallel", _DDP + "_match_unused_params_allreduce")
 REBUILD_BUCKETS = Replaceable("torch.distributed", "Reducer._rebuild_buckets")
 WAIT_FOR_WORK = Replaceable("torch._C._distributed_c10d", "Work.wait")
 group_devices = operator.attrgetter("_device_types")  # of a process group: what it serves

@@ -35,6 +35,7 @@ from ltc.distributed.transport.wire import LONG_SECONDS, Share, SharedMemoryWire
 from ltc.ir.tensor_type import TensorType
 from ltc.support.torch_private import (
     DEVICE_TYPE,
+    MATCH_USED_MAP,
     NEW_GROUP,
     NEW_PROCESS_GROUP,
     WAIT_FOR_WORK,
@@ -52,6 +53,7 @@ _wait_of_torch = WAIT_FOR_WORK.current
 _WAIT_IN_ONE_CALL = (b"reduce_scatter", b"_reduce_scatter", b"allgather_into_tensor_coalesced")
 
 _of_group: weakref.WeakKeyDictionary[ProcessGroup, GroupCalls] = weakref.WeakKeyDictionary()
+_here = threading.local()  # `unchecked`: see is_unchecked
 _of_work: weakref.WeakKeyDictionary[Work, tuple[GroupCalls, bytes]] = weakref.WeakKeyDictionary()
 
 
@@ -182,6 +184,11 @@ def forget(group: Any) -> None:
         _of_group.pop(group, None)
 
 
+def is_unchecked() -> bool:
+    """True in a call that the other ranks make in C++: of the used map, by a rank that has joined."""
+    return bool(getattr(_here, "unchecked", False))
+
+
 def wait_for_checked(work: Work) -> bool:
     """Wait for a work if it is that of a checked call; whether it is."""
     found = _of_work.get(work)
@@ -261,6 +268,17 @@ def install() -> None:
         described = world.described(f"new_group {members}")
         return world.run_with(members if is_member else (), described, make_it)
 
+    match = MATCH_USED_MAP.current
+
+    @functools.wraps(match)
+    def _match_unused_params_allreduce(model):
+        _here.unchecked = True
+        try:
+            return match(model)
+        finally:
+            _here.unchecked = False
+
+    MATCH_USED_MAP.replace(_match_unused_params_allreduce)
     NEW_PROCESS_GROUP.replace(_new_process_group_helper)
     NEW_GROUP.replace(_new_group_with_tag)
 
