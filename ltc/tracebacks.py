@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import typing_extensions
 
 from ltc import config
 
@@ -25,12 +26,13 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGES = tuple(os.path.join(_STANDARD, folder) + os.sep for folder in _INSTALLED)
+_AROUND_CALLS = (contextlib.__file__, typing_extensions.__file__)  # `deprecated` stands there
 _GENERATED = ("<ltc", "<frozen", "<eval_with_key>")  # files that nobody wrote
 
 
 def is_users(filename: str) -> bool:
     """Whether code of that file is neither ltc's nor torch's, nor what `with` and decorators run."""
-    return filename != contextlib.__file__ and not filename.startswith((_OWN, _TORCH, *_GENERATED))
+    return filename not in _AROUND_CALLS and not filename.startswith((_OWN, _TORCH, *_GENERATED))
 
 
 def is_of_the_program(filename: str) -> bool:

@@ -28,7 +28,7 @@ def check_rank_1_dies(rank, world):
 def test_the_others_raise_and_name_the_collective_and_the_line(found):
     text = found.failed[0]["check_rank_1_dies"]
     assert "all_reduce sum" in text and "f32[4]" in text, text
-    assert "test_dead_rank.py:16 in check_rank_1_dies" in text, text
+    assert "test_dead_rank.py:24 in check_rank_1_dies" in text, text
 
 
 # --- whatever carries the call ------------------------------------------------------------------
