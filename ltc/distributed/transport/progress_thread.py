@@ -17,6 +17,7 @@ from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
 from ltc.profiling import spans
 
+_TURN_SECONDS = 1.0  # then a program exchanges without: another order is found by its tags
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
 # How exchanges outside this run's replicas are done: what stands before ":" in a collective's
@@ -172,8 +173,8 @@ class Progress:
         """Wait until no program of another thread of this replica exchanges."""
         if self._turn is None:
             session = sessions.of(self.place)
-            self._turn = session.turn_of_programs
-            self._turn.acquire()
+            if session.turn_of_programs.acquire(timeout=_TURN_SECONDS):
+                self._turn = session.turn_of_programs
             session.programs.exchange_in(self.thread)
 
     def _end_turn(self) -> None:
