@@ -17,7 +17,6 @@ from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
 from ltc.profiling import spans
 
-_TURN_SECONDS = 1.0  # then a program exchanges without: another order is found by its tags
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
 # How exchanges outside this run's replicas are done: what stands before ":" in a collective's
@@ -173,8 +172,8 @@ class Progress:
         """Wait until no program of another thread of this replica exchanges."""
         if self._turn is None:
             session = sessions.of(self.place)
-            if session.turn_of_programs.acquire(timeout=_TURN_SECONDS):
-                self._turn = session.turn_of_programs
+            self._turn = session.turn_of_programs
+            self._turn.acquire()
             session.programs.exchange_in(self.thread)
 
     def _end_turn(self) -> None:
