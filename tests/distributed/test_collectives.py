@@ -586,7 +586,9 @@ def test_a_small_exchange_does_not_wait_where_it_begins():
         small = progress.start(Collective("all_reduce", "sum"), operands)
         begun.set()
         large = progress.start(Collective("all_reduce", "sum"), [torch.ones(100_000)])
-        return [x.tolist() for x in progress.wait(small)], progress.wait(large)[0].sum().item()
+        found = [x.tolist() for x in progress.wait(small)], progress.wait(large)[0].sum().item()
+        progress.finish()  # as a program ends: others of the replica wait for their turn
+        return found
 
     for small, large in values(in_threads(both, 2)):
         assert small == [[3.0] * 3, [[10.0]]] and large == 200_000
