@@ -1,9 +1,19 @@
-"""The entry point that `import torch` runs: `device="ltc"` works without `import ltc`.
+"""The entry points that torch and pytest load: `device="ltc"` works without `import ltc`.
 
 It gives the device its name, and a module torch.ltc that imports ltc at the device's first use.
 torch takes a device with a name for the machine's accelerator. A program that never names ltc would
 see one come and go with the package, so until the first use torch answers as it did without it.
 A program that never uses ltc pays a millisecond.  TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns it off.
+
+pytest loads `pytest_plugin`, by which tests say what their steps may cost on an ltc device:
+
+    @pytest.mark.ltc_budget(compiles=1, syncs=0)
+    def test_training_stays_on_the_device(): ...
+
+    def test_a_second_step_compiles_nothing(ltc_budget):
+        step()
+        with ltc_budget(compiles=0):
+            step()
 
 It stands outside the package, since whatever is inside imports all of ltc.
 """
@@ -41,7 +51,8 @@ def announce() -> None:
     module.accelerator = torch._C._accelerator_getAccelerator()  # before the name is known
     torch.utils.rename_privateuse1_backend(NAME)
     torch._C._acc.register_python_privateuseone_hook(_hooks())  # a backward on the CPU asks them
-    torch.utils.generate_methods_for_privateuse1_backend()  # Tensor.ltc, Module.ltc, is_ltc
+    # Tensor.ltc, Module.ltc, is_ltc
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch._register_device_module(NAME, module)
     module.hide()
     sys.meta_path.insert(0, NamedByAVariable())
@@ -129,6 +140,9 @@ class WaitingModule(types.ModuleType):
             for holder in (torch.distributed, distributed_c10d):
                 self._put(holder, "init_process_group", begin)
             _register_backend(torch.distributed)
+        self._put(torch, "Generator", _naming_class(torch.Generator))
+        settings = sys.modules[f"torch.backends.{NAME}"] = WaitingSettings(f"torch.backends.{NAME}")
+        setattr(torch.backends, NAME, settings)
 
     def reveal(self) -> None:
         """Undo `hide`. ltc calls it, once, when it takes this module's place."""
@@ -179,6 +193,44 @@ def _without_outside_devices(torch: Any) -> Callable[[], set]:
     outside = torch.profiler.ProfilerActivity.PrivateUse1
 
     return lambda: original() - {outside}
+
+
+class WaitingSettings(types.ModuleType):
+    """torch.backends.ltc until ltc is imported, which takes its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _import_ltc()
+        return getattr(sys.modules[self.__name__], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            _import_ltc()
+            setattr(sys.modules[self.__name__], name, value)
+
+
+def _naming_class(native: Any) -> Any:
+    """torch.Generator, which imports ltc first if its argument names it: C++ cannot make one."""
+
+    class Naming(type(native)):  # type: ignore[misc]  # torch's own metaclass
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, native)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, native)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if not any(_names_ltc(value) for value in (*args, *kwargs.values())):
+                return native(*args, **kwargs)
+            _import_ltc()
+            import torch  # noqa: PLC0415  see above
+
+            return torch.Generator(*args, **kwargs)
+
+    return Naming(native.__name__, (native,), {"__module__": "torch", "__doc__": native.__doc__})
 
 
 # --- process groups -------------------------------------------------------------------------------
@@ -237,3 +289,43 @@ def _import_ltc() -> None:
     no_modes = torch.utils._python_dispatch._disable_current_modes
     with torch.inference_mode(False), torch._C.DisableTorchFunction(), no_modes():
         import_module(NAME)
+
+
+# --- pytest ---------------------------------------------------------------------------------------
+
+
+def __getattr__(name: str) -> Any:
+    """Make `pytest_plugin` when pytest asks for it: other programs import no pytest."""
+    if name == "pytest_plugin":
+        return _pytest_plugin()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _pytest_plugin() -> Any:
+    import pytest  # noqa: PLC0415  see above
+
+    class Plugin:
+        """`@pytest.mark.ltc_budget(...)` and the fixture `ltc_budget`; ltc is imported where one is used."""
+
+        def pytest_configure(self, config: Any) -> None:
+            config.addinivalue_line(
+                "markers",
+                "ltc_budget(compiles=None, programs=None, syncs=None, fallbacks=None, "
+                "transfers_mb=None, warn=False): the test fails if it costs more than that, as in "
+                "`with ltc.budget(...):`",
+            )
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_call(self, item: Any) -> Any:
+            mark = item.get_closest_marker("ltc_budget")
+            if mark is None:
+                return (yield)
+            with import_module(NAME).budget(*mark.args, **mark.kwargs):
+                return (yield)
+
+        @pytest.fixture
+        def ltc_budget(self) -> Any:
+            """Return `ltc.budget`, for a part of a test."""
+            return import_module(NAME).budget
+
+    return Plugin()

@@ -1,25 +1,26 @@
-"""A PyTorch device that waits: `ltc` tensors record what is asked of them, run by the step."""
+"""A lazy PyTorch device: `ltc` tensors record their operations, and each step runs as one program."""
 
 from __future__ import annotations
 
 import atexit as _atexit
 import contextlib
-import gc
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ltc.support.known_system import require_known_system as _require_known_system
 
 _require_known_system()
-_collects = gc.isenabled()
-gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
-try:
-    from ltc import amp  # noqa: F401  `ltc.amp` and `ltc.core` are there, as `torch.amp` is
-    from ltc.core import lazy_model as _lazy_model  # noqa: F401
+
+from ltc.support.lazy_module import LazyModule as _LazyModule  # noqa: E402  the system is known
+from ltc.support.lazy_module import lazy_names as _lazy_names  # noqa: E402
+from ltc.support.lazy_module import uncollected as _uncollected  # noqa: E402
+
+with _uncollected():
+    from ltc import config as _config
     from ltc.debug.whereabouts import answer_signal as _answer_signal
     from ltc.device import register as _register  # noqa: F401  it registers the device
     from ltc.device.hooks.names import device_index as _device_index
@@ -27,26 +28,35 @@ try:
     from ltc.device.recording.tensors import current_device as _current_device
     from ltc.device.recording.tensors import is_lazy as _is_lazy
     from ltc.device.recording.tensors import set_current_device as _set_current_device
-    from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
-    from ltc.distributed.lazy_multiprocessing import launch
-    from ltc.explaining.budget import budget
-    from ltc.explaining.history import explain
-    from ltc.explaining.no_sync import no_sync
+    from ltc.distributed import registration as _registration
     from ltc.integrations import plug_ins as _plug_ins
-    from ltc.profiling.last_lines import begin_lines as _begin_lines
-    from ltc.profiling.last_lines import end_lines as _end_lines
-    from ltc.profiling.profile import begin_whole_run as _begin_whole_run
-    from ltc.profiling.profile import end_whole_run as _end_whole_run
-    from ltc.profiling.profile import profile
-    from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
     from ltc.tracebacks import entrance as _entrance
     from ltc.tracebacks import make_entrances as _make_entrances
-    from ltc.utils import steps as _steps
-finally:
-    if _collects:
-        gc.enable()
+    from ltc.training_loop import steps as _steps
+
+if TYPE_CHECKING:  # what these names are; a program imports those that it uses
+    from ltc.distributed.lazy_multiprocessing import launch
+    from ltc.explaining.budget import budget
+    from ltc.explaining.history import explain
+    from ltc.explaining.no_sync import no_sync
+    from ltc.profiling.profile import profile
+else:
+    __getattr__ = _lazy_names(
+        globals(),
+        {
+            "budget": "ltc.explaining.budget",
+            "explain": "ltc.explaining.history",
+            "launch": "ltc.distributed.lazy_multiprocessing",
+            "no_sync": "ltc.explaining.no_sync",
+            "profile": "ltc.profiling.profile",
+        },
+    )
+
+_compiled_step = _LazyModule("ltc.replay.compiled_step")
+_last_lines = _LazyModule("ltc.profiling.last_lines")
+_profile = _LazyModule("ltc.profiling.profile")
 
 __all__ = [
     "budget",
@@ -71,10 +81,19 @@ class _CallableModule(types.ModuleType):
     def __call__(self, index: int | str | torch.device | None = None) -> torch.device:
         """The thread's current device, or the one of an index or name, which becomes the current one.
 
-        Raises IndexError where there is no such device, RuntimeError for one of another kind.
+        Args:
+            index: A number, a name or a device; None: the current one.
 
-        >>> ltc.device(0)
-        device(type='ltc', index=0)
+        Returns:
+            The device.
+
+        Raises:
+            IndexError: If there is no such device.
+            RuntimeError: For one of another kind.
+
+        Example:
+            >>> ltc.device(0)
+            device(type='ltc', index=0)
         """
         if index is not None:
             chosen, count = _device_index(index), len(_all_devices())
@@ -89,94 +108,112 @@ device.__class__ = _CallableModule
 
 
 def devices() -> list[torch.device]:
-    """Every ltc device of this process, in the order of their indices.
+    """Return every ltc device of this process, in the order of their indices.
 
-    >>> ltc.devices()[0]
-    device(type='ltc', index=0)
+    Example:
+        >>> ltc.devices()[0]
+        device(type='ltc', index=0)
     """
     return [one.torch_device for one in _all_devices()]
 
 
 def device_count() -> int:
-    """How many devices this process has: LTC_NUM_DEVICES, as it was before the first use.
+    """Return the number of devices of this process: LTC_NUM_DEVICES, as it was before the first
+    use.
 
-    >>> ltc.device_count() == len(ltc.devices())
-    True
+    Example:
+        >>> ltc.device_count() == len(ltc.devices())
+        True
     """
     return len(_all_devices())
 
 
 def sync(wait: bool = False) -> None:
-    """End a step on the thread's current device: what is recorded becomes a program and is started.
-
-    wait  return only when it has run
+    """End a step on the thread's current device: its recorded calls are run as a program.
 
     The same as `ltm.mark_step`. Raises the error of a step that failed since the last mark.
 
-    >>> x = torch.ones(3, device="ltc") + 1
-    >>> ltc.sync(wait=True)
+    Args:
+        wait: Return only when it has run.
+
+    Example:
+        >>> x = torch.ones(3, device="ltc") + 1
+        >>> ltc.sync(wait=True)
     """
     _steps.mark(wait=wait)
 
 
 def compile(function: Callable | None = None) -> Any:
-    """A step function whose calls are replayed, without its Python, once two were alike.
+    """Return a step function whose calls are replayed, without its Python, once two were alike.
 
-    `@ltc.compile` or `ltc.compile(function)`. A call is a recording of its own: what was pending
-    is started before, what it records at its end. Two calls in succession that record the same are
-    enough: from then on the program is given the call's tensors, and the function is not run.
+    `@ltc.compile` or `ltc.compile(function)`. A call is a recording of its own: calls that were
+    pending are started before it, its own at its end. Two calls in succession that record the same
+    are enough: from then on the program is given the call's tensors, and the function is not run.
 
-    It may use its arguments and what it closes over: modules, optimizers, tensors, numbers. All is
-    looked at in each call: shapes, dtypes, `training`, which parameters there are and whether they
-    want gradients, hooks, methods, values that its code names, autocast, grad mode. Where something
-    is different the call is recorded, and replayed when it comes back. Learning rates, step counts,
-    floats that are arguments are handed over. Each LTC_REPLAY_CHECKth call is recorded to compare
-    it: a function that does something else raises StepDiffers.
+    The contract: every tensor that the function reaches is an input, with its value at the call:
+    arguments, closures, globals that its code loads, attributes and items of these. Learning rates,
+    step counts and floats that are arguments are handed over. All else is constant. Most constants
+    are compared in each call: shapes, dtypes, views, `training`, attributes and hooks of modules,
+    globals, closures, items of containers, attributes that the code names, modes of torch. Where one
+    is different the call is recorded, and replayed when it comes back.
 
-    A replayed call does not see what changes elsewhere: the environment, files, the clock, Python's
-    random numbers and an `if` by them, an iterator, what the function imports inside, the insides of
-    installed packages. Give such a value as an argument: else calls are replayed as they were until
-    one is checked.
+    Some constants are not compared: the environment, files, the clock, Python's random numbers, an
+    iterator, context variables, weak references, objects of installed packages. Give such a value as
+    an argument. Each LTC_REPLAY_CHECKth call is recorded and compared; a function that does something
+    else raises StepDiffers.
 
-    Side effects of the function's Python happen when it is recorded, and only then:
+    Results carry no graph: a backward belongs inside. A function that prints, reads a value, adds a
+    step closure, draws from a generator of its own, or keeps tensors elsewhere than in gradients,
+    parameters and its result cannot be replayed: it runs as it is, with one warning.
 
-    >>> import itertools
-    >>> from ltc import config
-    >>> calls = itertools.count()
-    >>> @ltc.compile
-    ... def double(x):
-    ...     next(calls)
-    ...     return x * 2
-    >>> with config.override(LTC_CHECK=0):  # LTC_CHECK=1 records every call, to compare it
-    ...     [double(torch.full((2,), n, device="ltc")).tolist()[0] for n in (1.0, 2.0, 3.0)]
-    [2.0, 4.0, 6.0]
-    >>> next(calls)
-    2
+    Args:
+        function: a function, a method or a module; None to get a decorator.
 
-    Results carry no graph: a backward belongs inside. What prints, reads a value, adds a step
-    closure, draws from a generator of its own or keeps what it makes elsewhere than in gradients,
-    parameters and its result cannot be replayed: it runs as it is, with one warning that says why
-    (and `refusal` of what this returns). Raises TypeError for what is no function.
+    Returns:
+        An object that is called like the function. Its `refusal` tells why no call is replayed.
+
+    Raises:
+        TypeError: `function` cannot be called.
+
+    Example:
+        Side effects of the function's Python happen when it is recorded, and only then:
+
+        >>> import itertools
+        >>> from ltc import config
+        >>> calls = itertools.count()
+        >>> @ltc.compile
+        ... def double(x):
+        ...     next(calls)
+        ...     return x * 2
+        >>> with config.override(LTC_CHECK=0):  # LTC_CHECK=1 records every call, to compare it
+        ...     [double(torch.full((2,), n, device="ltc")).tolist()[0] for n in (1.0, 2.0, 3.0)]
+        [2.0, 4.0, 6.0]
+        >>> next(calls)
+        2
     """
     if function is None:
         return compile
     if not callable(function):
         raise TypeError(f"ltc.compile takes a function, not a {type(function).__name__}")
-    return _CompiledStep(function)
+    return _compiled_step.CompiledStep(function)
 
 
 @contextlib.contextmanager
 @_entrance
 def step():
-    """`with ltc.step():` is one step: what was pending before is run first, the rest at the end.
+    """`with ltc.step():` is one step: earlier pending work is run first, the block's at its end.
 
     The end is marked where the block raises, too. Raises the error of a step that failed since the
     last mark.
 
-    >>> with ltc.step():
-    ...     x = torch.ones(2, device="ltc") * 3
-    >>> x.tolist()
-    [3.0, 3.0]
+    Returns:
+        A context manager; it gives the block nothing.
+
+    Example:
+        >>> with ltc.step():
+        ...     x = torch.ones(2, device="ltc") * 3
+        >>> x.tolist()
+        [3.0, 3.0]
     """
     sync()
     try:
@@ -186,10 +223,14 @@ def step():
 
 
 def physical_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype that the tensor has in memory: under LTC_USE_BF16, narrower than `tensor.dtype`.
+    """Return the dtype of a tensor's memory: under LTC_USE_BF16, narrower than `tensor.dtype`.
 
-    >>> ltc.physical_dtype(torch.ones(2, device="ltc"))
-    torch.float32
+    Args:
+        tensor: A lazy tensor.
+
+    Example:
+        >>> ltc.physical_dtype(torch.ones(2, device="ltc"))
+        torch.float32
     """
     return _physical(tensor.dtype) if _is_lazy(tensor) else tensor.dtype
 
@@ -197,24 +238,35 @@ def physical_dtype(tensor: torch.Tensor) -> torch.dtype:
 def manual_seed(seed: int, device=None) -> None:
     """Seed one ltc device (the thread's current one where None); torch.manual_seed seeds all.
 
-    device  a torch.device, its name or its index
+    Args:
+        device: A torch.device, its name or its index.
 
-    Raises RuntimeError where `device` is of another kind, IndexError where there is none.
+    Raises:
+        RuntimeError: If `device` is of another kind.
+        IndexError: If there is none.
 
-    >>> ltc.manual_seed(7)
-    >>> first = torch.rand(3, device="ltc")
-    >>> ltc.manual_seed(7)
-    >>> torch.equal(first, torch.rand(3, device="ltc"))
-    True
+    Example:
+        >>> ltc.manual_seed(7)
+        >>> first = torch.rand(3, device="ltc")
+        >>> ltc.manual_seed(7)
+        >>> torch.equal(first, torch.rand(3, device="ltc"))
+        True
     """
     chosen = _current_device().index if device is None else _device_index(device)
     _all_devices()[chosen].random.reset(seed)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 _make_entrances(globals(), __all__)
+_registration.install()
 _answer_signal()
 _plug_ins.install()
-_atexit.register(_end_whole_run)
-_begin_whole_run()
-_atexit.register(_end_lines)
-_begin_lines()
+if _config.value("LTC_PROFILE"):
+    _atexit.register(_profile.end_whole_run)
+    _profile.begin_whole_run()
+if _config.value("LTC_DEBUG"):
+    _atexit.register(_last_lines.end_lines)
+    _last_lines.begin_lines()

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from ltc.errors import WrongSetting
 
 
 def boolean(text: str) -> bool:
@@ -58,7 +60,7 @@ def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         words = tuple(word.strip() for word in text.split(","))
         if not set(words) <= set(choices):
-            raise ValueError(f"expected some of {', '.join(choices)}, with commas between them")
+            raise ValueError(f"expected some of {', '.join(choices)}, separated by commas")
         return words
 
     return read
@@ -68,7 +70,7 @@ def fractions(text: str) -> tuple[float, ...]:
     """Numbers from 0 to 1 with colons between them: "0.5:0.99"."""
     numbers = tuple(float(part) for part in text.split(":"))
     if not all(0 <= number <= 1 for number in numbers):
-        raise ValueError("expected numbers from 0 to 1, with colons between them")
+        raise ValueError("expected numbers from 0 to 1, separated by colons")
     return numbers
 
 
@@ -76,8 +78,10 @@ def fractions(text: str) -> tuple[float, ...]:
 class Flag:
     """One environment variable.
 
-    read   text -> value; raises ValueError where the text is not acceptable
-    older  another name for it, which counts where `name` is not set
+    Attributes:
+        read: Text -> value; raises ValueError where the text is not acceptable.
+        older: Another name for it, which counts where `name` is not set.
+        in_programs: True if a compiled program depends on it: it is part of the program's name on disk.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Flag:
     default: Any
     meaning: str
     older: str = ""
+    in_programs: bool = False
 
 
 def _half_of_memory() -> int:
@@ -94,33 +99,44 @@ def _half_of_memory() -> int:
 _PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 FLAGS = (
-    Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs"),
+    Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs", in_programs=True),
     Flag(
         "LTC_TIER",
         one_of("auto", "native", "op_by_op"),
         "auto",
-        "auto: what is new runs at once on PyTorch's kernels, and is compiled when it comes back; "
-        "native: compiled before its first run; op_by_op: each call runs when it is made",
+        "auto: a new path runs immediately on PyTorch's kernels, and is compiled when it comes back; "
+        "native: compiled before its first run; op_by_op: each call runs immediately",
     ),
+    Flag(
+        "LTC_NATIVE",
+        one_of("0", "auto", "require"),
+        "0",
+        "auto: calls that nobody notes run in C++, once that is built: by python -m ltc build, or beside a "
+        "program that runs for some seconds; require: an error where it is not built; read when ltc is "
+        "imported",
+    ),
+    Flag("LTC_NATIVE_DIR", str, "", "folder of the native core; default: that of LTC_CACHE_DIR"),
+    Flag("LTC_NATIVE_TRIED", str, "", "the library that a self-test of the core loads"),
+    Flag("CXX", str, "", "the C++ compiler of the native core; default: g++, clang++ or c++"),
     Flag(
         "LTC_SYMBOLIC",
         boolean,
         True,
-        "what comes back at other sizes becomes one path and one program of symbols",
+        "a path that comes back at other sizes becomes one path of symbols with one program",
     ),
     Flag(
         "LTC_COMPILE_BEHIND",
         boolean,
         True,
-        "large programs, and those of sizes that change, are compiled by another process, while they "
-        "run on PyTorch's kernels",
+        "programs are compiled by another process, while the calls of the path run on PyTorch's "
+        "kernels; with LTC_NATIVE=auto, the native core is built by one as well",
     ),
     Flag(
         "LTC_COPY_PROCESS",
         boolean,
         True,
-        "the process that compiles is a copy of this one, by fork, where this one is small and no thread "
-        "of yours is at work; 0: always a new one, which imports torch first",
+        "the process that compiles is a fork of this one, if this one is small and none of your threads "
+        "runs; 0: always a new process, which imports torch first",
     ),
     Flag(
         "LTC_PROGRESS",
@@ -129,32 +145,56 @@ FLAGS = (
         "a line on a terminal or in a notebook while a program takes longer than 2 s to compile",
     ),
     Flag(
+        "LTC_HINTS",
+        boolean,
+        True,
+        "one line on stderr, once, where a loop runs slower than eager PyTorch, or reads NaN",
+    ),
+    Flag(
         "LTC_REPLAY_CHECK",
         at_least(1),
         1000,
-        "of so many calls that ltc.compile could replay, one is recorded and compared; LTC_CHECK=1 "
-        "compares each",
+        "ltc.compile records and compares one of so many calls that it could replay; LTC_CHECK=1: "
+        "each",
     ),
-    Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
-    Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
+    Flag(
+        "LTC_NUM_DEVICES",
+        at_least(0),
+        1,
+        "number of devices of this process; 0: as many as the backend finds",
+        older="CPU_NUM_DEVICES",
+    ),
+    Flag(
+        "LTC_USE_BF16",
+        boolean,
+        False,
+        "devices keep float and double tensors as bfloat16",
+        in_programs=True,
+    ),
     Flag(
         "LTC_DOWNCAST_BF16",
         boolean,
         False,
         "devices keep float tensors as bfloat16 and double ones as float",
+        in_programs=True,
     ),
-    Flag("LTC_SYNC_WAIT", boolean, False, "every mark_step waits until its step has run"),
-    Flag("LTC_EMIT_STEPLOG", boolean, False, "every mark_step writes one line to stderr"),
-    Flag("LTC_FALLBACK", one_of("count", "warn", "error"), "count", "what an op run eagerly does"),
-    Flag("LTC_FORCE_FALLBACK", str, "", "ops to run eagerly, as aten::add, with commas between"),
+    Flag("LTC_SYNC_WAIT", boolean, False, "each mark_step waits until its step has run"),
+    Flag("LTC_EMIT_STEPLOG", boolean, False, "each mark_step writes one line to stderr"),
+    Flag(
+        "LTC_FALLBACK", one_of("count", "warn", "error"), "count", "the effect of an eager fallback"
+    ),
+    Flag(
+        "LTC_FORCE_FALLBACK", str, "", "ops to run eagerly, such as aten::add, separated by commas"
+    ),
     Flag(
         "LTC_CHECK_INDEX",
         boolean,
         True,
-        "an index outside its dimension raises IndexError; 0: what it reads is not defined",
+        "an index outside its dimension raises IndexError; 0: the value that it reads is not defined",
+        in_programs=True,
     ),
     # What is recorded and kept.
-    Flag("LTC_LINES", boolean, False, "calls from different lines are different recordings"),
+    Flag("LTC_LINES", boolean, False, "calls from different lines are different paths"),
     Flag(
         "LTC_MAX_PENDING_NODES",
         at_least(1),
@@ -169,7 +209,7 @@ FLAGS = (
         "bytes of pending results after which a step is cut (half of the machine's memory)",
     ),
     Flag("LTC_MAX_RECORDED", at_least(1), 200_000, "recorded entries kept per device"),
-    Flag("LTC_MAX_IN_FLIGHT", at_least(1), 4, "steps that may wait or run behind the caller"),
+    Flag("LTC_MAX_IN_FLIGHT", at_least(1), 4, "steps that may wait or run in the background"),
     Flag(
         "LTC_CACHE_PROGRAMS",
         at_least(1),
@@ -178,21 +218,18 @@ FLAGS = (
         older="COMPILATION_CACHE_SIZE",
     ),
     Flag("LTC_CACHE", boolean, True, "keep compiled programs on disk, for later processes"),
-    Flag("LTC_CACHE_DIR", str, "", "where; default: ltc in the user's folder for caches"),
+    Flag("LTC_CACHE_DIR", str, "", "folder of these; default: ltc in the user's folder for caches"),
     Flag("XDG_CACHE_HOME", str, "", "the user's folder for caches; default: ~/.cache"),
-    Flag("LTC_CACHE_MB", at_least(1), 1024, "megabytes kept there; the longest unused go first"),
     Flag(
-        "LTC_AUTOTUNE",
-        boolean,
-        False,
-        "time several blockings of each matrix product at first, and keep the quickest",
+        "LTC_CACHE_MB", at_least(1), 1024, "megabytes kept there; the least recently used go first"
     ),
     Flag(
         "LTC_ISA",
         one_of("native", "avx2", "sse4"),
         "native",
-        "instructions that kernels may use: this processor's, or those of any x86-64 with AVX2 or "
+        "instructions that kernels may use: this processor's, or any x86-64 processor's with AVX2 or "
         "SSE4.2",
+        in_programs=True,
     ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Machinery that gains time: docs/machinery.md says when to turn each off.
@@ -200,15 +237,14 @@ FLAGS = (
         "LTC_THREADS",
         one_of("pool", "openmp", "one"),
         "pool",
-        "who runs a kernel's tasks: ltc's own threads, OpenMP's, or the caller alone",
+        "threads that run a kernel's tasks: ltc's own, OpenMP's, or the caller alone",
     ),
     Flag(
         "LTC_RESERVE_CORE",
         boolean,
         True,
-        "kernels leave a processor to who records beside them (up to 4 cores) or compiles behind",
+        "kernels leave a processor to the thread that records (up to 4 cores) and to the compiler",
     ),
-    Flag("LTC_QUEUE", boolean, True, "programs follow one another without Python"),
     Flag(
         "LTC_PREFAULT_MB",
         at_least(0),
@@ -220,51 +256,57 @@ FLAGS = (
         "LTC_CHECK",
         boolean,
         False,
-        "verify the graph after every pass, and what each kernel does to memory",
+        "verify the graph after each pass, and the memory accesses of each kernel",
+        in_programs=True,
     ),
     Flag(
         "LTC_DEBUG",
         boolean,
         False,
-        "tracebacks show every frame inside ltc; printing reads nothing that is pending; set before "
-        "the start, five lines at the end say what bounded the program, and where its page is",
+        "tracebacks show every frame inside ltc; printing reads no pending tensor; if set before the "
+        "start, five lines at the end name the bound of the program, and its page",
     ),
     Flag(
         "LTC_VERIFY",
         boolean,
         False,
-        "judge every value that a program computes, and raise VerificationError for a wrong one",
+        "check every value that a program computes, and raise VerificationError for a wrong one",
     ),
     Flag(
         "LTC_DEBUG_NANS",
         boolean,
         False,
-        "raise NotFinite where a program gives NaN or infinities, naming what makes the first",
+        "raise NotFinite if a program gives NaN or infinities, naming the operation of the first",
     ),
     Flag(
         "LTC_DUMP",
         str,
         "",
-        "stages to print when a step is compiled (see ltc.debug.graphs), with commas between",
+        "stages to print when a step is compiled (see ltc.debug.graphs), separated by commas",
     ),
-    Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
-    Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
-    Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
-    Flag("LTC_ANSWER_SIGNAL", boolean, True, "SIGUSR1 prints where each thread of the process is"),
+    Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line for each node"),
+    Flag("LTC_SAVE_TENSORS_FILE", str, "", "file to which the graph of each sync is appended"),
+    Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "format of that graph"),
     Flag(
-        "LTC_HOLD_SIGNALS", boolean, True, "handlers of signals are called behind a call of ltc's"
+        "LTC_ANSWER_SIGNAL", boolean, True, "SIGUSR1 prints the stack of each thread of the process"
+    ),
+    Flag(
+        "LTC_HOLD_SIGNALS",
+        boolean,
+        True,
+        "signal handlers run after the current call of ltc has ended",
     ),
     Flag(
         "LTC_LOG",
-        words_of("compiles", "recompiles", "cuts", "fallbacks", "tiers"),
+        words_of("compiles", "recompiles", "cuts", "fallbacks", "tiers", "faults"),
         (),
-        "what is explained on stderr as it happens: recompiles,cuts,fallbacks,tiers,compiles",
+        "kinds of events to explain on stderr: recompiles,cuts,fallbacks,tiers,compiles,faults",
     ),
     Flag(
         "LTC_METRICS_FILE",
         str,
         "",
-        "file that gets a report each step, in JSON where it ends in .jsonl; STDOUT and STDERR work",
+        "file that gets a report each step, as JSON if its name ends in .jsonl; or STDOUT, STDERR",
     ),
     Flag(
         "LTC_PROFILE", str, "", "file that gets a trace of the whole run, as ltc.profile writes it"
@@ -279,10 +321,16 @@ FLAGS = (
         "XRT_SHARD_WORLD_SIZE",
         at_least(1),
         1,
-        "processes that train together",
+        "number of processes that train together",
         older="WORLD_SIZE",
     ),
-    Flag("XRT_SHARD_ORDINAL", at_least(0), 0, "this process's number among all", older="RANK"),
+    Flag(
+        "XRT_SHARD_ORDINAL",
+        at_least(0),
+        0,
+        "this process's number among all of these",
+        older="RANK",
+    ),
     Flag(
         "XRT_SHARD_LOCAL_ORDINAL",
         at_least(-1),
@@ -290,7 +338,7 @@ FLAGS = (
         "its number on this host; -1: not set",
         older="LOCAL_RANK",
     ),
-    Flag("LOCAL_WORLD_SIZE", at_least(0), 0, "processes on this host; 0: all of them"),
+    Flag("LOCAL_WORLD_SIZE", at_least(0), 0, "number of processes on this host; 0: all of them"),
     Flag("OMP_NUM_THREADS", at_least(0), 0, "threads of each process; 0: its share of the cores"),
     Flag("LTC_RENDEZVOUS", str, "", "private folder where the processes of one host meet"),
     Flag(
@@ -301,65 +349,15 @@ FLAGS = (
     ),
     Flag(
         "LTC_TRANSPORT",
-        one_of("auto", "memory", "hosts", "ring", "backend"),
+        one_of("auto", "memory", "hosts"),
         "auto",
-        "how replicas exchange: memory, or hosts: each process as if alone on its host; between "
-        "hosts ring or backend, untimed",
+        "transport between replicas: memory; hosts: as if each process had its own host",
     ),
-    Flag("MASTER_ADDR", str, "127.0.0.1", "where torchrun's store is"),
-    Flag("MASTER_PORT", at_least(0), 0, "its port; 0: there is none"),
-    Flag("TORCHELASTIC_USE_AGENT_STORE", boolean, False, "whether torchrun runs that store"),
-    Flag("TORCHELASTIC_RESTART_COUNT", at_least(0), 0, "how often torchrun began anew"),
+    Flag("MASTER_ADDR", str, "127.0.0.1", "host of torchrun's store"),
+    Flag("MASTER_PORT", at_least(0), 0, "port of that store; 0: there is none"),
+    Flag("TORCHELASTIC_USE_AGENT_STORE", boolean, False, "torchrun runs that store"),
+    Flag("TORCHELASTIC_RESTART_COUNT", at_least(0), 0, "number of restarts by torchrun"),
     Flag("LTC_PEER_TIMEOUT", float, 300.0, "seconds that a collective waits for the others"),
-)
-
-# What a compiled program does not depend on; every other LTC_ variable is part of its name on disk.
-_OUTSIDE_PROGRAMS = frozenset(
-    {
-        "LTC_TIER",
-        "LTC_SYMBOLIC",
-        "LTC_COMPILE_BEHIND",
-        "LTC_COPY_PROCESS",
-        "LTC_PROGRESS",
-        "LTC_REPLAY_CHECK",
-        "LTC_NUM_DEVICES",
-        "LTC_SYNC_WAIT",
-        "LTC_EMIT_STEPLOG",
-        "LTC_FALLBACK",
-        "LTC_FORCE_FALLBACK",
-        "LTC_LINES",
-        "LTC_MAX_PENDING_NODES",
-        "LTC_MAX_PENDING_BYTES",
-        "LTC_MAX_RECORDED",
-        "LTC_MAX_IN_FLIGHT",
-        "LTC_CACHE_PROGRAMS",
-        "LTC_CACHE",
-        "LTC_CACHE_DIR",
-        "LTC_CACHE_MB",
-        "LTC_MAX_ASYNC_QUEUE",
-        "LTC_THREADS",
-        "LTC_RESERVE_CORE",
-        "LTC_QUEUE",
-        "LTC_PREFAULT_MB",
-        "LTC_DEBUG",
-        "LTC_VERIFY",
-        "LTC_DEBUG_NANS",
-        "LTC_DUMP",
-        "LTC_IR_DEBUG",
-        "LTC_SAVE_TENSORS_FILE",
-        "LTC_SAVE_TENSORS_FMT",
-        "LTC_ANSWER_SIGNAL",
-        "LTC_HOLD_SIGNALS",
-        "LTC_LOG",
-        "LTC_METRICS_FILE",
-        "LTC_PROFILE",
-        "LTC_PROFILE_RUN",
-        "LTC_METRICS_SAMPLES",
-        "LTC_METRICS_PERCENTILES",
-        "LTC_RENDEZVOUS",
-        "LTC_TRANSPORT",
-        "LTC_PEER_TIMEOUT",
-    }
 )
 
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
@@ -378,25 +376,41 @@ def _flag(name: str) -> Flag:
     try:
         return _BY_NAME[name]
     except KeyError:
-        nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
-        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        hint = did_you_mean(name, _BY_NAME)
         raise KeyError(f"{name} is not in the table of ltc/config.py.{hint}") from None
 
 
 def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
-    """What the variable is set to, converted; else `default` where given, else the table's.
+    """Return the converted value of the variable; else `default` if given, else the table's.
 
-    Raises ValueError, naming the variable and its text, where the text can not be read.
+    Raises:
+        ValueError: Naming the variable and its text, if the text can not be read.
     """
     flag = _BY_NAME.get(name) or _flag(name)
     found = _environment(_ENCODED[flag.name]) or (flag.older and _environment(_ENCODED[flag.older]))
     if not found:
         return flag.default if default is _TABLE_DEFAULT else default
-    text = os.fsdecode(found)
+    return _read(name, flag, os.fsdecode(found))
+
+
+def _read(name: str, flag: Flag, text: str) -> Any:
     try:
         return flag.read(text)
     except ValueError as error:
-        raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
+        raise WrongSetting(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
+
+
+def check_environment() -> None:
+    """Raise WrongSetting for the first variable of ltc whose text cannot be read."""
+    for name, variable, text in found_in_environment():
+        if name.startswith("LTC_"):
+            _read(variable, _BY_NAME[name], text)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question after the known name that is nearest to an unknown one; "" if none is near."""
+    nearest = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {nearest[0]}?" if nearest else ""
 
 
 _MOST_TEXTS = 64  # of variables that change all the time
@@ -428,6 +442,16 @@ def reader(*names: str) -> Callable[[], tuple]:
     return read if len(asked) > 1 else read_one
 
 
+def environment_without_settings() -> dict[str, str]:
+    """Return the environment for a process that is to have every setting of ltc at its default."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("LTC_")}
+
+
+def environment_with(variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment for a process that is to have these variables beside the present ones."""
+    return {**os.environ, **variables}
+
+
 def found_in_environment() -> list[tuple[str, str, str]]:
     """(flag, variable that sets it, its text) of every flag that is not left at its default."""
     found = []
@@ -446,7 +470,9 @@ def unknown_variables() -> list[tuple[str, str]]:
 
 
 def misspelled_variables() -> list[tuple[str, str]]:
-    """(name, what is probably meant) of variables that are nearly ltc's, and not another program's."""
+    """Return (name, probable meaning) of variables that are nearly ltc's, and not another
+    program's.
+    """
     return [
         (name, nearest[0])
         for name, _ in unknown_variables()
@@ -456,11 +482,7 @@ def misspelled_variables() -> list[tuple[str, str]]:
 
 def compiled_settings() -> str:
     """The variables that a compiled program may depend on, as one text."""
-    return ";".join(
-        f"{flag.name}={value(flag.name)}"
-        for flag in FLAGS
-        if flag.name.startswith("LTC_") and flag.name not in _OUTSIDE_PROGRAMS
-    )
+    return ";".join(f"{flag.name}={value(flag.name)}" for flag in FLAGS if flag.in_programs)
 
 
 def _as_text(setting: Any) -> str:
@@ -495,6 +517,26 @@ def override(**settings: Any) -> Iterator[None]:
         for name, text in before.items():
             _put(name, text)
         _tell_of_override()
+
+
+def check(**settings: Any) -> None:
+    """Raise WrongSetting if a variable cannot have its value; None stands for its default."""
+    for name, setting in settings.items():
+        text = "" if setting is None else _as_text(setting)
+        if text:
+            _read(name, _flag(name), text)
+
+
+def change(**settings: Any) -> None:
+    """Set variables for good, for this process and those it starts; None unsets one.
+
+    Raises:
+        WrongSetting: If a variable cannot have its value; then none is set.
+    """
+    check(**settings)
+    for name, setting in settings.items():
+        _put(_flag(name).name, None if setting is None else _as_text(setting))
+    _tell_of_override()
 
 
 def _tell_of_override() -> None:

@@ -8,19 +8,19 @@ import torch
 
 
 class LtcError(RuntimeError):
-    """Anything that only ltc can get wrong."""
+    """The base of ltc's own errors."""
 
 
 class Unsupported(LtcError, NotImplementedError):
-    """Valid PyTorch that ltc, or this backend, can not run; the message says what to do instead."""
+    """Valid PyTorch that ltc, or this backend, cannot run; the message names an alternative."""
 
 
 class CodeRefused(LtcError):
-    """The system lets no memory become machine code: kernels that are compiled can not run."""
+    """The system forbids executable memory: compiled kernels cannot run."""
 
 
 class NowhereToMeet(LtcError):
-    """This process is one of several, and nothing says where they find each other."""
+    """This process is one of several, and they have no meeting point."""
 
 
 class OutOfRangeIndexError(IndexError, RuntimeError):
@@ -32,14 +32,16 @@ class InvalidGraph(LtcError):
 
 
 class MemoryFault(LtcError):
-    """A kernel that used memory which nobody wrote, or wrote where it may not: LTC_CHECK found it."""
+    """LTC_CHECK found a kernel that read unwritten memory, or wrote outside of its values."""
 
 
 class OutOfMemory(LtcError, torch.OutOfMemoryError):
-    """A device, or the host for it, has less memory left than was asked for.
+    """A device, or the host for it, has less memory left than an allocation needs.
 
     It is what PyTorch raises for other accelerators; for the CPU that is a plain RuntimeError.
-    nbytes  that were asked for at once; 0 where nobody said
+
+    Args:
+        nbytes: The size of the allocation; 0 where it is not known.
     """
 
     def __init__(self, text: str, nbytes: int = 0) -> None:
@@ -48,12 +50,13 @@ class OutOfMemory(LtcError, torch.OutOfMemoryError):
 
 
 class VerificationError(LtcError):
-    """Under LTC_VERIFY: a backend has computed something wrong; the message says what and where.
+    """Under LTC_VERIFY: a backend has computed a wrong value; the message names value and line.
 
-    difference  the value that is wrong: see ltc/backends/verification/judgement.py
-    origin      the recorded call it belongs to, with the user's line; None where no call is known
+    The tensors that the program was to replace keep their values.
 
-    What the program was to replace is as it was before.
+    Args:
+        difference: The value that is wrong: see ltc/backends/verification/judgement.py.
+        origin: The recorded call it belongs to, with the user's line; None where no call is known.
     """
 
     def __init__(self, message: str, difference: Any = None, origin: Any = None):
@@ -62,13 +65,14 @@ class VerificationError(LtcError):
 
 
 class StepDiffers(LtcError):
-    """A function that `ltc.compile` replays did something else when it was called to check."""
+    """A function that `ltc.compile` replays behaved differently in a call that checks the replay."""
 
 
 class NotFinite(LtcError, ArithmeticError):
-    """Under LTC_DEBUG_NANS: a program gives NaN or infinities; the message says which node and why.
+    """Under LTC_DEBUG_NANS: a program gives NaN or infinities; the message names the node and operands.
 
-    origin  the recorded call it belongs to, with the user's line; None where no call is known
+    Args:
+        origin: The recorded call it belongs to, with the user's line; None where no call is known.
     """
 
     def __init__(self, message: str, origin: Any = None):
@@ -77,9 +81,10 @@ class NotFinite(LtcError, ArithmeticError):
 
 
 class BudgetExceeded(LtcError):
-    """A block has cost more than its `ltc.budget` allows; the message says of what, and why.
+    """A block cost more than its `ltc.budget` allows; the message names the costs and the reasons.
 
-    explanations  what `ltc.explain` tells of it
+    Args:
+        explanations: The explanations of the excess, as `ltc.explain` returns them.
     """
 
     def __init__(self, message: str, explanations: Any = ()) -> None:
@@ -88,15 +93,109 @@ class BudgetExceeded(LtcError):
 
 
 class SyncForbidden(LtcError):
-    """A read of what is pending under `ltc.no_sync()`; the message says of what."""
+    """A pending value was read under `ltc.no_sync()`; the message names the value."""
 
 
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 
     The text starts "Input tensor is not a lazy tensor: ", then the tensor's type.
+
+    Args:
+        tensor: The tensor; None if it is not known.
     """
+
+    def __init__(self, text: str, tensor: torch.Tensor | None = None) -> None:
+        super().__init__(text)
+        self.tensor = tensor
 
 
 class BackendMissing(LtcError):
-    """The backend that should run a device is not there; the message names it and those that are."""
+    """The requested backend does not exist; the message names it and the existing ones."""
+
+
+class WrongSetting(ValueError):
+    """A variable of the environment has a value that it cannot have."""
+
+
+class PeerFailure(RuntimeError):
+    """A collective that cannot end: replicas disagree, one is absent, or one has failed.
+
+    Every replica of the region raises the same text.
+    """
+
+
+class RankFailed(LtcError):
+    """A rank ended before its function returned.
+
+    The exception that the rank raised is the `__cause__`, if it could be pickled.
+
+    Args:
+        rank: The rank.
+        pid: Its process.
+        cause: The reason of its end, in a line.
+        traceback: Its whole traceback; empty if it left none.
+        waiting: Rank -> the stacks of its threads at that time, for every rank that still ran.
+
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import RankFailed, spawn
+        >>> try:
+        ...     spawn(lambda rank: 1 // rank, nprocs=2, start_method="fork")
+        ... except RankFailed as error:
+        ...     print(error.rank, error.cause)
+        0 it raised ZeroDivisionError: integer division or modulo by zero
+    """
+
+    def __init__(self, rank: int, pid: int, cause: str, traceback: str, waiting: dict[int, str]):
+        super().__init__(rank, pid, cause, traceback, waiting)
+        self.rank, self.pid, self.cause = rank, pid, cause
+        self.traceback, self.waiting = traceback, waiting
+
+    def __str__(self) -> str:
+        parts = [f"Rank {self.rank} (pid {self.pid}) ended before the others: {self.cause}"]
+        if self.traceback:
+            parts.append(f"Its traceback:\n{self.traceback.rstrip()}")
+        parts += [f"Rank {rank} was here:\n{text.rstrip()}" for rank, text in self.waiting.items()]
+        if self.waiting:
+            parts.append(f"The fault is rank {self.rank}'s: {self.cause.splitlines()[0]}")
+        return "\n\n".join(parts)
+
+
+class ReplicasDiffer(LtcError):
+    """Replicas hold different values of tensors that should be the same.
+
+    Args:
+        names: Names of the tensors that differ, in the model's order.
+        ordinals: The replicas whose value differs from most others'; of two replicas, both.
+
+    Example:
+        >>> def replica(rank):
+        ...     try:
+        ...         ltm.check_replicas({"scale": torch.full((), rank, device="ltc")})
+        ...     except ltm.ReplicasDiffer as error:
+        ...         return error.names, error.ordinals
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [(['scale'], [0, 1]), (['scale'], [0, 1])]
+    """
+
+    def __init__(self, message: str, names: list[str], ordinals: list[int]) -> None:
+        super().__init__(message)
+        self.names, self.ordinals = names, ordinals
+
+    def __reduce__(self) -> tuple:  # exceptions travel between ranks
+        return type(self), (str(self), self.names, self.ordinals)
+
+
+class DamagedFile(LtcError):
+    """A file that is not what a save wrote; the text names the file, the place and the fault.
+
+    Example:
+        >>> import ltc.utils.serialization as xser
+        >>> open("short.safetensors", "wb").close()
+        >>> try:
+        ...     xser.load("short.safetensors")
+        ... except xser.DamagedFile as error:
+        ...     print(error)
+        short.safetensors: 0 bytes are too few for a safetensors file.
+    """

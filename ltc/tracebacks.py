@@ -1,7 +1,7 @@
-"""What an error shows of the way it came: the user's frames, and one line of ltc's.
+"""Shorten an error's traceback to the user's frames and one line of ltc's.
 
 Wherever the user's program, or torch for it, calls a function of ltc, an error that leaves it is
-shortened.  So the frames above are as they would be with any other device.  LTC_DEBUG=1 shows all.
+shortened. So the frames above are as they would be with any other device. LTC_DEBUG=1 shows all.
 """
 
 from __future__ import annotations
@@ -31,35 +31,44 @@ _GENERATED = ("<ltc", "<frozen", "<eval_with_key>")  # files that nobody wrote
 
 
 def is_users(filename: str) -> bool:
-    """Whether code of that file is neither ltc's nor torch's, nor what `with` and decorators run."""
+    """Return True if the file is neither ltc's nor torch's, nor runs `with` blocks and decorators."""
     return filename not in _AROUND_CALLS and not filename.startswith((_OWN, _TORCH, *_GENERATED))
 
 
 def is_of_the_program(filename: str) -> bool:
-    """Whether it is the user's own: of no installed package, nor of Python itself."""
+    """Return True if the file is the user's own: of no installed package, nor of Python itself."""
     if not is_users(filename) or filename.startswith(_STANDARD):
         return False
     return not any(f"{os.sep}{folder}{os.sep}" in filename for folder in _INSTALLED)
 
 
 def is_of_python(filename: str) -> bool:
-    """Whether it is of Python's own library."""
+    """Return True if the file is of Python's own library."""
     return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
 
 
-def _is_own(filename: str) -> bool:
+def raised_in(error: BaseException) -> str:
+    """Return the file of the innermost frame of an error's traceback; "" if it has none."""
+    traceback, file = error.__traceback__, ""
+    while traceback is not None:
+        file, traceback = _file_of(traceback), traceback.tb_next
+    return file
+
+
+def is_ltcs(filename: str) -> bool:
+    """Return True if the file is ltc's own, or code that ltc has generated."""
     return filename.startswith((_OWN, "<ltc"))
 
 
 def shown_of_torch(filename: str) -> str | None:
     """A file of torch's from "torch" on; "" of one that is ltc's, None of any other."""
-    if _is_own(filename):
+    if is_ltcs(filename):
         return ""
     return os.path.join("torch", filename[len(_TORCH) :]) if filename.startswith(_TORCH) else None
 
 
 def _is_library(filename: str) -> bool:
-    """Whether it is torch's or Python's own: shown where a frame of the user's has called it."""
+    """Return True if the file is torch's or Python's: shown where a frame of the user's called it."""
     if filename.startswith((_TORCH, *_GENERATED)):
         return True
     return is_of_python(filename)
@@ -85,10 +94,10 @@ def shorten(error: BaseException) -> None:
 
 
 def users_part(traceback: TracebackType | None) -> TracebackType | None:
-    """What an error that is raised elsewhere keeps of its traceback: frames hold their values."""
+    """Return the traceback to keep of an error that is raised elsewhere: frames hold their values."""
     if config.value("LTC_DEBUG"):
         return traceback
-    return _chain(entry for entry in _shown(traceback) if not _is_own(_file_of(entry)))
+    return _chain(entry for entry in _shown(traceback) if not is_ltcs(_file_of(entry)))
 
 
 def another(error: BaseException, traceback: TracebackType | None) -> BaseException:
@@ -106,7 +115,7 @@ def another(error: BaseException, traceback: TracebackType | None) -> BaseExcept
 
 
 def entrance(function: Callable) -> Callable:
-    """`function`, whose errors are shortened; a generator function's too."""
+    """Return `function` with its errors shortened; a generator function's too."""
     if inspect.isgeneratorfunction(function):
         return _generator_entrance(function)
 
@@ -143,7 +152,7 @@ def clear_frames(error: BaseException, function: Callable) -> None:
 def make_entrances(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Let each function that a module defines under one of these names be an entrance."""
     for name in names:
-        found = namespace[name]
+        found = namespace.get(name)  # None if it is defined elsewhere and imported at its first use
         if inspect.isfunction(found) and found.__module__ == namespace["__name__"]:
             namespace[name] = entrance(found)
 
@@ -162,12 +171,14 @@ def _file_of(entry: TracebackType) -> str:
 
 
 def _shown(traceback: TracebackType | None) -> list[TracebackType]:
-    """The user's frames, what they called of torch and Python, and where they last called ltc."""
+    """Return the user's frames, the frames of torch and Python that they called, and ltc's last
+    entrance.
+    """
     shown: list[TracebackType] = []
     inside: list[TracebackType] = []  # of ltc, and of what it called, since the user's last one
     for entry in _entries(traceback):
         file = _file_of(entry)
-        if _is_own(file):
+        if is_ltcs(file):
             inside.append(entry)
         elif not _is_library(file):
             inside.clear()
@@ -201,5 +212,5 @@ def _users_context(error: BaseException) -> BaseException | None:
 
 
 def _is_inner(error: BaseException) -> bool:
-    """Whether ltc has caught it: where a traceback begins, its error was caught."""
-    return error.__traceback__ is not None and _is_own(_file_of(error.__traceback__))
+    """Return True if ltc has caught the error: a traceback begins where its error was caught."""
+    return error.__traceback__ is not None and is_ltcs(_file_of(error.__traceback__))

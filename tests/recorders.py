@@ -4,14 +4,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
-
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.device.op_by_op import forks
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
-from ltc.runtime import tiers
 
 
 def forget_paths() -> None:
@@ -22,10 +18,8 @@ def forget_paths() -> None:
 
 
 @contextmanager
-def process_of_one_device(patch: pytest.MonkeyPatch, **settings: object) -> Iterator[None]:
+def process_of_one_device(**settings: object) -> Iterator[None]:
     """As in a process of one device that was told nothing but these settings."""
-    patch.setattr(tiers, "_has_replicas", lambda: False)
-    patch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
     with config.override(LTC_BACKEND="llvm", **settings):
         forget_paths()

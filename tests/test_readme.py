@@ -23,12 +23,17 @@ from pathlib import Path
 import pytest
 
 from ltc import config
+from ltc.device import policy
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"^(?P<indent>[ ]*)```(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=indent)```", re.M | re.S
 )
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#\s]*)(#(?P<heading>[^)\s]*))?\)")
+FILE = re.compile(r"`((?:ltc|scripts|tests)/[\w/]+(?:\.\w+)?/?)`")
+FUNCTION = re.compile(
+    r"`(?:\w+\.)?(\w+)`(?: \([^)]*\))?\s+in\s+`((?:ltc|scripts|tests)/[\w/]+\.py)`"
+)
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 PAGES = [page for page in PAGES if page.exists()]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -59,8 +64,10 @@ def blocks(page: Path, *languages: str) -> list[tuple[int, str, str]]:
 
 def printed_by(page: Path, code: list[tuple[int, str]], folder: Path) -> list[str]:
     """What each block prints; what they save lands in `folder`."""
-    # A reader's process has the defaults, not what the tests are run with.
+    # A reader's process has the defaults, not what the tests are run with; but for the native core,
+    # which a reader may have or not.
     environment = {n: v for n, v in os.environ.items() if not n.startswith(("LTC_", "XRT_"))}
+    environment |= {n: v for n, v in os.environ.items() if n in ("LTC_NATIVE", "LTC_NATIVE_DIR")}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))],
@@ -117,6 +124,24 @@ def test_the_links_of_a_page_lead_somewhere(page):
         if not target.exists() or (link["heading"] and link["heading"] not in headings(target)):
             missing.append(link[0])
     assert missing == []
+
+
+@every_page
+def test_the_files_and_functions_that_a_page_names_exist(page):
+    text = page.read_text()
+    files = set(FILE.findall(text))
+    missing = {name for name in files if not (ROOT / name).exists()}
+    for function, name in FUNCTION.findall(text):
+        defined = rf"^\s*(def|class) {function}\b|^{function}\b"
+        if name not in missing and not re.search(defined, (ROOT / name).read_text(), re.M):
+            missing.add(f"{function} in {name}")
+    assert missing == set()
+
+
+def test_the_page_of_the_states_has_the_policys_constants():
+    constants = {name: value for name, value in vars(policy).items() if name.isupper()}
+    table = re.findall(r"\| `(\w+)` = (\d+) \|", (ROOT / "docs/states_of_a_step.md").read_text())
+    assert {name: int(value) for name, value in table} == constants
 
 
 def headings(page: Path) -> set[str]:

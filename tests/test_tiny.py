@@ -1,5 +1,6 @@
 """The whole product in one page: what ltc promises, smallest form first."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ def test_nothing_runs_before_a_value_is_needed():
     assert y.sum().item() == 12
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_a_step_runs_as_one_program():
     x = torch.ones(4, device="ltc")
     ltm.mark_step()
@@ -35,6 +37,7 @@ def test_a_step_runs_as_one_program():
     assert grown["MarkStep"] == 1 and grown["ExecuteTime"] == 1
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_the_same_step_compiles_once():
     def step(x):
         y = (x @ x).relu()
@@ -88,6 +91,7 @@ def test_tensors_of_two_devices_do_not_mix(error_of):
     assert text.startswith("Input tensor is not a lazy tensor: torch.FloatTensor")
 
 
+@pytest.mark.devices(4)
 def test_every_device_has_its_own_tensors():
     made = [torch.full((2,), float(i), device=f"ltc:{i}") for i in range(4)]
     moved = [x.to("ltc:0") for x in made]

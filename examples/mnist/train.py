@@ -3,12 +3,16 @@
 python examples/mnist/train.py                        # scikit-learn's digits, no network
 python examples/mnist/train.py --data-dir mnist/      # MNIST's IDX files
 python examples/mnist/train.py --device cpu           # the same training without ltc
+python examples/mnist/train.py --device both          # the one, then the other, and their times
+python examples/mnist/train.py --backend xla          # on what JAX finds: docs/accelerators.md
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -61,7 +65,10 @@ DEVICES = {"cpu": Eager, "ltc": Lazy}
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=sorted(DEVICES), default="ltc")
+    parser.add_argument("--device", choices=[*sorted(DEVICES), "both"], default="ltc")
+    parser.add_argument(
+        "--backend", help="of the device ltc: llvm, xla, ...; LTC_BACKEND names it too"
+    )
     parser.add_argument(
         "--data-dir", type=Path, help="folder with MNIST's IDX files, gzipped or not"
     )
@@ -105,8 +112,12 @@ def batches(images, labels, batch_size: int, seed: int) -> DataLoader:
     )
 
 
-def train(model: nn.Module, digits: Digits, chosen: argparse.Namespace, backend) -> None:
-    """Train the model in place: momentum, and a rate that falls along half a cosine."""
+def train(model: nn.Module, digits: Digits, chosen: argparse.Namespace, backend) -> float:
+    """Train the model in place: momentum, and a rate that falls along half a cosine.
+
+    Returns:
+        Milliseconds that a step of the last epoch took, its data included.
+    """
     loader = batches(digits.train_images, digits.train_labels, chosen.batch_size, chosen.seed)
     loss_function = nn.NLLLoss()
     optimizer = optim.SGD(model.parameters(), lr=chosen.lr, momentum=0.9, weight_decay=5e-4)
@@ -114,7 +125,7 @@ def train(model: nn.Module, digits: Digits, chosen: argparse.Namespace, backend)
 
     model.train()
     for epoch in range(1, chosen.epochs + 1):
-        images_per_epoch = len(loader) * chosen.batch_size
+        images_per_epoch, began = len(loader) * chosen.batch_size, time.perf_counter()
         with tqdm(total=images_per_epoch, unit=" images", desc=f"epoch {epoch}") as progress:
             for step, (images, labels) in enumerate(loader, start=1):
                 images, labels = images.to(backend.device), labels.to(backend.device)
@@ -126,6 +137,8 @@ def train(model: nn.Module, digits: Digits, chosen: argparse.Namespace, backend)
                 backend.step(optimizer)
                 schedule.step()
                 progress.update(chosen.batch_size)
+            loss.item()  # the epoch is over once its last step is
+    return (time.perf_counter() - began) / len(loader) * 1e3
 
 
 @torch.no_grad()
@@ -142,17 +155,22 @@ def accuracy(model: nn.Module, digits: Digits, device: torch.device) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Train, test, save; 1 where the test accuracy is below the target, else 0."""
     chosen = arguments(argv)
-    digits = load(chosen.data_dir)
-    backend = DEVICES[chosen.device]()
-    torch.manual_seed(chosen.seed)
-    model = MNIST(chosen.dropout).to(backend.device)  # made on the CPU: equal on every device
-    print(
-        f"{digits.name}: {len(digits.train_labels)} images to train on, "
-        f"{len(digits.test_labels)} to test on; device {backend.device}"
-    )
-    train(model, digits, chosen, backend)
-    percent = accuracy(model, digits, backend.device)
-    print(f"test accuracy: {percent:.2f} %")
+    digits, times = load(chosen.data_dir), {}
+    if chosen.backend:
+        os.environ["LTC_BACKEND"] = chosen.backend
+    for device in sorted(DEVICES) if chosen.device == "both" else [chosen.device]:
+        backend = DEVICES[device]()
+        torch.manual_seed(chosen.seed)
+        model = MNIST(chosen.dropout).to(backend.device)  # made on the CPU: equal on every device
+        print(
+            f"{digits.name}: {len(digits.train_labels)} images to train on, "
+            f"{len(digits.test_labels)} to test on; device {backend.device}"
+        )
+        times[device] = train(model, digits, chosen, backend)
+        percent = accuracy(model, digits, backend.device)
+        print(f"test accuracy: {percent:.2f} %")
+    each = ", ".join(f"{device} {took:.1f} ms" for device, took in times.items())
+    print(f"a step of the last epoch: {each}")
     if chosen.save:
         backend.save(model.state_dict(), chosen.save)
     if percent < chosen.target_accuracy:

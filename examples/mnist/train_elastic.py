@@ -24,8 +24,7 @@ from train import accuracy
 import ltc.core.lazy_model as ltm
 import ltc.distributed.lazy_multiprocessing as lmp
 import ltc.distributed.parallel_loader as pl
-from ltc.checkpointing.elastic_sampler import ElasticSampler
-from ltc.checkpointing.resumable import Resumable
+from ltc.checkpointing.resumable import ElasticSampler, Resumable
 from ltc.utils.checkpoint import CheckpointManager
 
 

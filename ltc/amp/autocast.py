@@ -12,8 +12,9 @@ from ltc.support.torch_private import DEVICE_TYPE
 class autocast(torch.amp.autocast):
     """Run the block, or the decorated function, with CPU's lists of ops in lower precision.
 
-    device  a lazy device, or its type
-    dtype   torch.bfloat16 or torch.float16; any other warns and disables
+    Args:
+        device: A lazy device, or its type.
+        dtype: torch.bfloat16 or torch.float16; any other warns and disables.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class autocast(torch.amp.autocast):
     ):
         if torch.device(device).type != DEVICE_TYPE:
             raise ValueError(
-                f"ltc.amp.autocast is for lazy devices, and got {device!r}. "
+                f"ltc.amp.autocast takes a lazy device, not {device!r}. "
                 f"Use torch.autocast for other devices."
             )
         super().__init__(DEVICE_TYPE, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)

@@ -10,8 +10,8 @@ from ltc.support.torch_private import DEVICE_TYPE
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler for lazy devices; skips a step whose gradients hold inf or NaN.
 
-    An ordinary optimizer waits for the device each step, to know whether to skip. The optimizers
-    of `ltc.amp.syncfree` are told on the device instead, and wait for nothing.
+    An ordinary optimizer waits for the device each step, to know whether to skip. The optimizers of
+    `ltc.amp.syncfree` read the flag on the device instead, and wait for nothing.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optimizers that skip a step on the device: nobody reads whether the gradients were finite."""
+"""Optimizers that skip a step on the device: the host never reads whether gradients were finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Update = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 class _SyncFree:
-    """What they share: `step` with `found_inf`. A subclass says how one parameter is updated."""
+    """The common base: `step` with `found_inf`. A subclass defines the update of one parameter."""
 
     _step_supports_amp_scaling = True  # GradScaler then sets found_inf and grad_scale, unread
 
@@ -21,12 +21,17 @@ class _SyncFree:
     def step(
         self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None
     ) -> Any:
-        """One step, which changes nothing, state included, where `found_inf` is not zero.
+        """Make one step, which changes nothing, state included, if `found_inf` is not zero.
 
-        found_inf  one number on the device; None: what GradScaler found, if it is in use
-        return     what `closure` returned
+        Args:
+            found_inf: One number on the device; None: the one that GradScaler found, if it is in
+                use.
 
-        Raises ValueError where `found_inf` is more than one number.
+        Returns:
+            The result of `closure`.
+
+        Raises:
+            ValueError: If `found_inf` is more than one number.
         """
         loss = None
         if closure is not None:
@@ -49,11 +54,13 @@ class _SyncFree:
 
 
 def _update_unless(found_inf: torch.Tensor | None) -> Update:
-    """A function of (tensor, its new value) that writes the value where `found_inf` is zero."""
+    """Return a function of (tensor, new value) that writes the value where `found_inf` is zero."""
     if found_inf is None:
         return torch.Tensor.copy_
     if found_inf.numel() != 1:
-        raise ValueError(f"found_inf has the shape {list(found_inf.shape)}: give one number.")
+        raise ValueError(
+            f"found_inf has the shape {list(found_inf.shape)}: pass a tensor of one element."
+        )
     skip = found_inf.reshape(()) != 0
     return lambda old, new: old.copy_(torch.where(skip.to(old.device), old, new))
 
@@ -63,7 +70,7 @@ def _check(p: torch.Tensor) -> None:
         kind = "complex parameters" if p.is_complex() else "sparse gradients"
         raise Unsupported(
             f"The optimizers of ltc.amp.syncfree have no formula for {kind}. "
-            f"Use the one of torch.optim, which waits for the device each step."
+            f"Use the optimizer of torch.optim, which waits for the device in each step."
         )
 
 

@@ -1,8 +1,8 @@
-"""What the recorder hands to the rules: one `Call` for each aten call of a step, in order."""
+"""The recorder's calls for the rules: one `Call` for each aten call of a step, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,19 +18,24 @@ def name_of_overload(overload: Any) -> str:
 class CallResult:
     """One tensor that a recorded call makes.
 
-    recorder  the recorder (one device, one thread) in whose recording the value is pending
-    call      the call that makes it
-    index     its position in `call.results`
-    shape     tuple of ints
-    dtype     torch.dtype
-    tensor    on the CPU, of any strides, where the call ran when it was made; else not set
-    buffer    whose memory that tensor is, where it was there before; else not set
-    holder    the user's name for what held it at the end of a recording, "losses[3]"; else not set
+    Attributes:
+        recorder: The recorder (one device, one thread) in whose recording the value is pending.
+        call: The call that makes it.
+        index: Its position in `call.results`.
+        shape: Tuple of ints.
+        dtype: torch.dtype.
+        tensor: On the CPU, of any strides, where the call ran when it was made; else not set.
+        buffer: The buffer whose memory that tensor is, where it was there before; else not set.
+        noted: The result of the noted call that made a computed value; None: the call was not noted.
+        holder: The user's name for what held it at the end of a recording, "losses[3]"; else not
+            set.
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor", "buffer", "holder")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor", "buffer", "noted",
+                 "holder")  # fmt: skip
     tensor: torch.Tensor
     buffer: Any
+    noted: CallResult | None
     holder: str
 
     def __init__(
@@ -40,7 +45,7 @@ class CallResult:
         self.shape, self.dtype = shape, dtype
 
     def without_elements(self) -> CallResult:
-        """One like it that says that it is empty."""
+        """Return a copy with shape (0,)."""
         return CallResult(self.recorder, self.call, self.index, (0,), self.dtype)
 
     def __repr__(self) -> str:
@@ -48,15 +53,16 @@ class CallResult:
 
 
 class Scalar:
-    """A number that may differ from step to step: the program is given it.
+    """A number that may differ from step to step: an argument of the program.
 
-    slot      where the recording puts it on its list
-    sample    the number at the first recording: right in kind, not to be relied on in value
-    dtype     float64, int64, bool or complex128: how the slot is held; for a 0-dim CPU tensor
-              operand, that tensor's dtype
-    wrapped   True where the user wrote a Python number (it does not raise the result's
-              category in type promotion beyond its own), False for a 0-dim CPU tensor
-    origin    the argument's name, or "seed"
+    Args:
+        slot: The number's position in the recording's list.
+        sample: The number at the first recording: right in kind, not to be relied on in value.
+        dtype: float64, int64, bool or complex128: how the slot is held; for a 0-dim CPU tensor
+            operand, that tensor's dtype.
+        wrapped: True where the user wrote a Python number (it does not raise the result's category
+            in type promotion beyond its own), False for a 0-dim CPU tensor.
+        origin: The argument's name, or "seed".
     """
 
     __slots__ = ("slot", "sample", "dtype", "wrapped", "origin")
@@ -74,20 +80,6 @@ class Scalar:
 class Call:
     """One recorded aten call, with producers in place of tensors.
 
-    overload  the torch.ops.aten overload, or one of the names below as a string
-    args      positional arguments: Value | Scalar | None | a constant | list of these
-    kwargs    keyword arguments, likewise, as a dict
-    mutated   positions (int) or names (str) of the arguments that the overload writes to
-    returned  whether the overload returns tensors that are not the mutated arguments
-    results   the Values it makes: first the new value of every mutated argument in schema order
-              (lists flattened), then, where `returned`, every tensor returned (lists flattened;
-              an undefined tensor gives None)
-    line      "file.py:12 in function": the user's line that recorded it first
-    seed      Scalar holding the seed of a random overload, else None
-    module    the ModuleName of that in whose forward it was made first; or a name, or ""
-    forward   of a call of a backward: the line of the forward's call; else ""
-    default   torch's default dtype, where what is computed depends on it; else None
-
     Besides aten overloads:
     "ltc::input"       args (position,): a buffer that the program is given
     "ltc::write_view"  args (base, new, chain): base with the elements that the views of `chain`
@@ -98,6 +90,21 @@ class Call:
     "ltc::collective_start"  args (operands, token or None, collective): the exchange begins; gives
                        its token
     "ltc::collective_wait"   args (token,): the results of the exchange
+
+    Attributes:
+        overload: The torch.ops.aten overload, or one of the names below as a string.
+        args: Positional arguments: Value | Scalar | None | a constant | list of these.
+        kwargs: Keyword arguments, likewise, as a dict.
+        mutated: Positions (int) or names (str) of the arguments that the overload writes to.
+        returned: True if the overload returns tensors that are not the mutated arguments.
+        results: The Values it makes: first the new value of every mutated argument in schema order
+            (lists flattened), then, where `returned`, every tensor returned (lists flattened; an
+            undefined tensor gives None).
+        line: "file.py:12 in function": the user's line that recorded it first.
+        seed: Scalar holding the seed of a random overload, else None.
+        module: The ModuleName of the module whose forward made the call first; or a name, or "".
+        forward: The line of the forward's call, if this is a call of a backward; else "".
+        default: torch's default dtype, where the result depends on it; else None.
     """
 
     __slots__ = (
@@ -130,9 +137,45 @@ class Call:
         """ "aten::add.Tensor", or the ltc:: name."""
         return name_of_overload(self.overload)
 
+    def filled(self, leaf: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments with `leaf(part)` in place of each part that is no list or tuple."""
+        named = {name: _filled(argument, leaf) for name, argument in self.kwargs.items()}
+        return [_filled(argument, leaf) for argument in self.args], named
+
+
+def _filled(part: Any, leaf: Callable[[Any], Any]) -> Any:
+    kind = part.__class__
+    return [_filled(one, leaf) for one in part] if kind is list or kind is tuple else leaf(part)
+
+
+def in_order(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+    made: Any,
+) -> list[Any]:
+    """Return the tensors that an overload wrote and returned, in the order of `Call.results`.
+
+    Args:
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+        mutated, returned: The attributes of the `Call`.
+        made: The return value of the call.
+    """
+    written = [args[p] if isinstance(p, int) else kwargs[p] for p in mutated]
+    return _flat([*written, made] if returned else written)
+
+
+def _flat(found: Any) -> list[Any]:
+    """The results of a call, without the lists and tuples that hold them."""
+    if not isinstance(found, (list, tuple)):
+        return [found]
+    return [one for part in found for one in _flat(part)]
+
 
 def parts_of_kind(kind: type[T], operands: list[Sequence[Any]]) -> list[T]:
-    """Whatever is a `kind` in these, and in lists and tuples in them; `operands` is used up."""
+    """Return the parts of class `kind`, also inside lists and tuples; `operands` is consumed."""
     found: list[T] = []
     while operands:
         for part in operands.pop():
@@ -146,9 +189,11 @@ def parts_of_kind(kind: type[T], operands: list[Sequence[Any]]) -> list[T]:
 class Numbering:
     """The inputs and scalars that some calls use, counted from 0 in the order of their first use.
 
-    What was recorded besides, and nobody needs any more, then leaves no trace in the program.
-    inputs  position in the recording -> position among those the program is given
-    slots   likewise for its scalars
+    Recorded inputs and scalars that no call uses any more leave no trace in the program.
+
+    Attributes:
+        inputs: Position of an input in the recording -> its position in the program.
+        slots: Slot of a scalar in the recording -> its slot in the program.
     """
 
     def __init__(self, calls: Iterable[Call]) -> None:

@@ -13,26 +13,27 @@ from ltc.aten.extern import extern
 from ltc.aten.registry import Rule, rule_of
 from ltc.aten.schema import schema_of
 from ltc.aten.unnamed_dtype import lowering
-from ltc.debug import metrics
 from ltc.errors import InvalidGraph, Unsupported
-from ltc.explaining.explanation import FALLBACKS, Explanation
-from ltc.explaining.history import note
+from ltc.explaining import faults
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, is_number, make
 from ltc.ir.tensor_type import TensorType
+from ltc.support.observation import metrics
 
 
 def expand(
     calls: Sequence[Call], outputs: Sequence[CallResult], numbering: Numbering | None = None
 ) -> Graph:
-    """The graph of the calls' formulas.
+    """Return the graph of the calls' formulas.
 
-    calls      in recorded order, each before those that read it
-    outputs    what the program gives back
-    numbering  how the program counts its inputs and scalars; None: as the calls use them
+    With LTC_CHECK, a rule that gives another shape than the recorded one raises InvalidGraph, which
+    names the overload.
 
-    With LTC_CHECK, raises InvalidGraph naming the overload whose rule gives another shape than was recorded.
+    Args:
+        calls: In recorded order, each before those that read it.
+        outputs: The values that the program returns.
+        numbering: The numbers of the program's inputs and scalars; None: in the order of first use.
     """
     trace = _Trace(numbering or Numbering(calls))
     for call in calls:
@@ -72,7 +73,7 @@ def _values_in(operands: Iterable[Any]) -> Iterable[CallResult]:
 
 
 class _Trace:
-    """What each value and scalar of the calls has become so far."""
+    """The nodes of the calls' values and scalars so far."""
 
     def __init__(self, numbering: Numbering) -> None:
         self.numbering = numbering
@@ -121,8 +122,7 @@ class _Trace:
         types = tuple(
             None if v is None else TensorType(v.dtype, tuple(v.shape)) for v in call.results
         )
-        args = [self._operand(a) for a in call.args]
-        kwargs = {name: self._operand(a) for name, a in call.kwargs.items()}
+        args, kwargs = call.filled(self._operand)
         seed = None if call.seed is None else self._operand(call.seed)
         rule = rule_of(call.name)
         if rule is not None and (rule.moves or not _has_complex(args, types)):
@@ -147,13 +147,13 @@ class _Trace:
             node = make(ops.SCALAR, slot=slot, dtype=argument.dtype, wrapped=bool(argument.wrapped))
             self.scalars[slot] = node
             return node
-        if isinstance(argument, (list, tuple)):
-            return [self._operand(a) for a in argument]
         return argument
 
 
 # What a formula raises of operands that it takes to be of other shapes.
-_OF_SHAPES = (InvalidGraph, IndexError, ValueError, TypeError, AssertionError, ZeroDivisionError)
+OF_SHAPES = (InvalidGraph, IndexError, ValueError, TypeError, AssertionError, ZeroDivisionError)
+# What any formula raises that is wrong.
+_OF_FAULTS = (*OF_SHAPES, LookupError, AttributeError, NameError, ArithmeticError)
 
 
 def _by_rule(
@@ -164,27 +164,23 @@ def _by_rule(
     types: Sequence[TensorType | None],
     seed: Node | None,
 ) -> tuple[Node | None, ...] | None:
-    """What the rule gives, of the recorded types; None where torch's kernel is to run.
+    """Return the rule's results, of the recorded types; None if torch's kernel is to run.
 
-    Torch's kernel runs, too, where the rule fails or gives other shapes than were recorded. That is a
-    fault of ltc's, which LTC_CHECK raises, a counter counts and an explanation names.
+    Torch's kernel runs, too, where the rule fails or gives other shapes than were recorded. That is
+    a fault of ltc's, which LTC_CHECK raises, a counter counts and an explanation names.
     """
     try:
         made = apply(rule, call.name, args, kwargs, types, seed)
         if made is None:
             return None
         return tuple(_settled(n, t, call.name) for n, t in zip(made, types, strict=True))
-    except _OF_SHAPES as error:
+    except _OF_FAULTS as error:
         if config.value("LTC_CHECK") or call.name.startswith("ltc::"):
             raise
         metrics.count(f"RuleFault::{call.name}")
-        difference = f"expected {_listed(types)}; {type(error).__name__}: {error}"
-        what = f"a formula of ltc's failed and {call.name} runs on PyTorch's kernel: {call.line}"
-        note(Explanation(FALLBACKS, (), what, difference, _REPORT, "rule"))
+        where = f"called at {call.line}, with results {_listed(types)}"
+        faults.note(error, f"the rule of {call.name}, {where},")
         return None
-
-
-_REPORT = "nothing needs to be done; please report it, with the shapes of the call's operands"
 
 
 def _listed(types: Sequence[TensorType | None]) -> str:
@@ -199,7 +195,7 @@ def apply(
     types: Sequence[TensorType | None],
     seed: Node | None,
 ) -> tuple[Node | None, ...] | None:
-    """What the rule gives, flat; None where it leaves the call to torch's kernel."""
+    """Return the rule's results, flat; None if it leaves the call to torch's kernel."""
     kwargs = _functional_kwargs(name, kwargs)
     if rule.alike and not rule.fits(args, kwargs):
         return None
@@ -237,7 +233,7 @@ def _flat(made: Any) -> Iterable[Node | None]:
 
 
 def _has_complex(argument: Any, types: Sequence[TensorType | None]) -> bool:
-    """Whether a formula over real numbers would be wrong here."""
+    """Return True if a formula over real numbers would be wrong here."""
     if any(t is not None and not is_real(t.dtype) for t in types):
         return True
     waiting = [argument]
@@ -259,7 +255,7 @@ REAL = frozenset(
 
 
 def is_real(dtype: torch.dtype) -> bool:
-    """Whether the formulas of this package hold for the dtype."""
+    """Return True if the formulas of this package hold for the dtype."""
     return dtype in REAL
 
 

@@ -95,7 +95,7 @@ def _extern(
 
 
 def made_by_kernel(overload: str, like: Node, *args: Any) -> Node:
-    """What torch's kernel makes of the arguments, of the type of `like`."""
+    """Return the result of torch's kernel for the arguments, of the type of `like`."""
     (made,) = extern(overload, args, results=[TensorType(like.dtype, like.shape)])
     assert made is not None
     return made

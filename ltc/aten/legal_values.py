@@ -1,4 +1,4 @@
-"""What rules demand of values, as PyTorch's kernels for the CPU do, in their words."""
+"""The demands of rules on values, as PyTorch's kernels for the CPU make them, in their words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dtype a formula over mixed operands computes in: torch's promotion, step by step.
+"""The dtype in which a formula over mixed operands computes: torch's promotion, step by step.
 
 An operand is a node or a Python number. Tensors with dimensions outrank 0-dim ones, and those
 outrank numbers, unless the lower rank is of a higher category (bool, integer, float, complex).
@@ -26,7 +26,7 @@ COMPLEX_OF = {
 
 
 def number_dtype(operand: Any) -> torch.dtype:
-    """What a wrapped number counts as: a float is of the default dtype."""
+    """Return the dtype of a wrapped number: a float is of the default dtype."""
     dtype = operand.dtype if isinstance(operand, Node) else WRAPPED.get(type(operand))
     if dtype in (torch.bool, torch.int64):
         return dtype
@@ -104,7 +104,7 @@ def promote_exact(*operands: Any) -> tuple[Node, ...]:
 
 
 def float_dtype(*operands: Any) -> torch.dtype:
-    """What a function of real numbers computes in: integers and bool become the default float."""
+    """Return the dtype of a function of real numbers: integers and bool become the default float."""
     dtype = common_dtype(*operands)
     is_number = dtype.is_floating_point or dtype.is_complex
     return dtype if is_number else default_dtype()
@@ -119,7 +119,8 @@ def promote_float(*operands: Any) -> tuple[Node, ...]:
 def promote_factors(x: Any, y: Any, real: bool = False) -> tuple[Node, Node]:
     """The same for products and quotients, of which torch does not round a 0-dim right operand.
 
-    real  a quotient: integers become the default float
+    Args:
+        real: A quotient: integers become the default float.
     """
     dtype = float_dtype(x, y) if real else common_dtype(x, y)
     whole = not isinstance(y, Node) or not y.shape

@@ -1,4 +1,4 @@
-"""Which rule traces which overload."""
+"""The table of rules, by overload."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SKIPPED: list[str] = []  # overloads that have a rule here and do not exist in t
 
 
 class Rule:
-    """How one overload becomes nodes.
+    """The rule by which one overload becomes nodes.
 
-    function   the formula; besides the overload's arguments it may name `results` (the recorded
-               TensorTypes) and `seed` (the node of a random overload's seed)
-    static     arguments whose values change the formula: name -> those values, or None for all
-    moves      the formula only moves elements, so it holds for every dtype, complex ones included
-    alike      operands that the formula takes to be of one shape, as torch's callers make them
+    Args:
+        function: The formula; besides the overload's arguments it may name `results` (the recorded
+            TensorTypes) and `seed` (the node of a random overload's seed).
+        static: Arguments whose values change the formula: name -> those values, or None for all.
+        moves: The formula only moves elements, so it holds for every dtype, complex ones included.
+        alike: Operands that the formula takes to be of one shape, as torch's callers make them.
     """
 
     def __init__(
@@ -33,13 +34,26 @@ class Rule:
         alike: tuple[str, ...] = (),
     ) -> None:
         self.function, self.static, self.moves, self.alike = function, static, moves, alike
-        named = inspect.signature(function).parameters
-        self.takes_results, self.takes_seed = "results" in named, "seed" in named
-        names = list(named)
-        self._alike = [(names.index(name), name) for name in alike]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        """The formula's arguments: asked of Python at the first use, as few rules are ever used."""
+        return list(inspect.signature(self.function).parameters)
+
+    @functools.cached_property
+    def takes_results(self) -> bool:
+        return "results" in self._names
+
+    @functools.cached_property
+    def takes_seed(self) -> bool:
+        return "seed" in self._names
+
+    @functools.cached_property
+    def _alike(self) -> list[tuple[int, str]]:
+        return [(self._names.index(name), name) for name in self.alike]
 
     def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the operands that are to be of one shape are."""
+        """Return True if the operands that must be of one shape are."""
         given = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._alike]
         shapes = [tuple(operand.shape) for operand in given if operand is not None]
         return all(shape == shapes[0] for shape in shapes[1:])

@@ -1,11 +1,24 @@
-"""What torch says of an overload, looked up by name."""
+"""Torch's facts about an overload, looked up by name."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import torch
+
 from ltc.support.torch_private import schema_named
+
+
+def overload_named(name: str) -> Any:
+    """Return the overload that torch calls so: "aten::relu", "aten::add.Tensor".
+
+    Raises:
+        AttributeError: This torch has none.
+    """
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 @functools.cache

@@ -29,7 +29,7 @@ _lowered = _LoweredCall()
 
 
 def default_dtype() -> torch.dtype:
-    """That of the call which is being lowered; else torch's present one."""
+    """Return the default dtype of the call being lowered; else torch's present one."""
     return _lowered.default or torch.get_default_dtype()
 
 
@@ -80,7 +80,7 @@ def _is_inexact_number(operand: Any) -> bool:
 
 
 def _operands(call: Call) -> Iterator[Any]:
-    """What the call reads, lists flattened: not what it only writes to."""
+    """Give the operands that the call reads, lists flattened: not those it only writes to."""
     outs = _outs(call.name)
     kept = [value for name, value in call.kwargs.items() if name not in outs]
     return _flat((*call.args, *kept))
@@ -106,7 +106,7 @@ def _outs(name: str) -> frozenset[str]:
 
 @functools.cache
 def _is_factory(name: str) -> bool:
-    """Whether a type that is not given is the default one, whatever the operands are."""
+    """Return True if a type that is not given is the default one, whatever the operands are."""
     schema = schema_of(name)
     named = {a.name for a in schema.arguments} if schema is not None else set()
     base = name.partition("::")[2].partition(".")[0]

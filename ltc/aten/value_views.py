@@ -18,5 +18,7 @@ _VALUE_VIEWS = frozenset(
 
 
 def changes_values(overload: Any) -> bool:
-    """Whether the view, an overload of torch's or its name, holds other numbers than its base."""
+    """Return True if the view, an overload of torch's or its name, holds other numbers than its
+    base.
+    """
     return name_of_overload(overload) in _VALUE_VIEWS

@@ -64,7 +64,7 @@ ADD_IN_16_BITS: dict[str, str | None] = {
 
 
 def adds_in_16_bits(name: str) -> bool:
-    """Whether the CPU's kernel of that overload ("aten::put_") adds 16-bit numbers as such."""
+    """Return True if the CPU's kernel of that overload ("aten::put_") adds 16-bit numbers as such."""
     return _base(name) in ADD_IN_16_BITS
 
 
@@ -76,10 +76,11 @@ def _base(name: str) -> str:
 def narrow_sum(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
     """The 16-bit dtype in which the CPU's kernel would add; None where it adds in a wider one.
 
-    args, kwargs  the call's, whose operands are tensors or nodes
-
     Operands of several floating dtypes are passed on as they are: a kernel either refuses them, or
     adds in the wider one.
+
+    Args:
+        args, kwargs: The call's arguments, with tensors or nodes as operands.
     """
     if not adds_in_16_bits(name):
         return None
@@ -110,7 +111,7 @@ def _floats(arguments: Sequence[Any]) -> set[torch.dtype]:
 
 
 def cpu_function_of(overload: Any) -> Callable[..., Any]:
-    """What runs an overload on CPU tensors, and adds in float32 or wider."""
+    """Return the function that runs an overload on CPU tensors, and adds in float32 or wider."""
     return in_wide_sums(overload, function_of(overload))
 
 

@@ -1,4 +1,5 @@
-"""Who runs graphs: the contract for vendors (`interface`), the reference (`eager`), the LLVM backend.
+"""Runners of graphs: the contract for vendors (`interface`), the reference (`eager`), the LLVM
+backend.
 
-And who runs what is not a graph yet: `interpreter/`, recorded calls on PyTorch's own kernels.
+Recorded calls that are no graph yet run on PyTorch's own kernels: `interpreter/`.
 """

@@ -1,8 +1,8 @@
-"""What a backend and its programs may offer besides what they must: one typed object of each.
+"""The optional abilities of a backend and of its programs: one typed object of each.
 
-A field that is left out is a thing that cannot be done: ltc then goes another way, which gives the
-same values.  A backend, and a Computation, have the object in their attribute `capabilities`; of
-one without, members of the fields' names count as its fields.
+A field that is left out is an ability that is missing: ltc then goes another way, which gives the
+same values. A backend, and a Computation, have the object in their attribute `capabilities`; of one
+without, members of the fields' names count as its fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ltc.support.sizes.extent import SizeTrace
 class _Capabilities:
     @classmethod
     def of(cls, holder: Any) -> Self:
-        """What a backend or a computation can do besides."""
+        """Return the optional abilities of a backend or a computation."""
         declared: Self | None = getattr(holder, "capabilities", None)
         if declared is not None:
             return declared
@@ -32,55 +32,59 @@ class _Capabilities:
 
 @dataclass(frozen=True)
 class ComputationCapabilities(_Capabilities):
-    """What one program can do besides.
+    """The optional abilities of one program.
 
-    aliased_outputs  positions of outputs that lie in the same memory: groups of two or more. None
-                     of a group is written over as long as another of it is left
-    prepared         (buffers, scalars, queue, lent) -> Launch or None: `launch` as far as Python is
-                     needed for it; None where this program cannot be queued now.
-                     queue: one that `queue` of its BackendCapabilities gave
-                     lent: output position -> a buffer of its type that may become this output: what
-                     a launch before it in the queue leaves there is read by nobody
-    text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
-    timed            tells the times of its kernels, for ltc.profile
-    python_calls     how many kernels a launch calls from Python: each call gives the interpreter's
-                     lock away, and waits for it when the kernel has ended
+    Attributes:
+        aliased_outputs: Positions of outputs that lie in the same memory: groups of two or more.
+            None of a group is written over as long as another of it is left.
+        text: The program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend.
+        timed: Launches that report the times of its kernels, for ltc.profile.
+        python_calls: Number of kernels that a launch calls from Python: each call releases the
+        interpreter's lock, and waits for it when the kernel has ended.
+        begin: (buffers, scalars): as Computation.launch, but it returns once the device has the work.
+            Its outputs may be launched with at once; they may be read once the token says so. None
+            of a launch that is over.
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
-    prepared: Callable[[list[Any], list[Any], Any, Mapping[int, Any]], Launch | None] | None = None
     text: Callable[[], str] | None = None
     timed: TimedLaunches | None = None
     python_calls: int = 0
+    begin: Callable[[list[Any], list[Any]], tuple[list[Any], LaunchToken | None]] | None = None
 
 
 @dataclass(frozen=True)
 class BackendCapabilities(_Capabilities):
-    """What a backend can do besides.
+    """The optional abilities of a backend.
 
-    queue            a LaunchQueue for one device, or None where there can be none: launches that
-                     run without Python, given ahead
-    leave_processor  (until): programs leave one processor to the thread that records, at the latest
-                     until then, in nanoseconds as time.monotonic_ns() counts them; 0: they may use
-                     all again
-    resizable        (graph, device, donated, trace): a Resizable of a graph whose sizes are
-                     expressions of the trace's symbols; called under the trace. Raises Unsupported
-    programs         keeps programs that outlive the process
-    observed         (graph, device, donated): the same program as `compile` makes of the graph, for
-                     LTC_VERIFY, which judges what its kernels leave for one another. A backend
-                     without is judged by programs that give every value
-    stages           names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take
-    explain          (graph) -> (stage, text) for each of them, made only as far as it is asked for
-    any_device       whether a program may be launched with the buffers of every device, whichever it
-                     was compiled for. Of a backend without, each device has programs of its own
-    host_tensors     whether its buffers are contiguous CPU tensors: then what is new may run on
-                     PyTorch's kernels until it is compiled
-    one_shot_sums    which sums its programs add themselves; of others, messages are sent
-    timed            (computation): one of the same program that tells the times of its kernels, for
-                     ltc.profile; None where there is none
+    Attributes:
+        leave_processor: (until): programs leave one processor to the thread that records, at the
+            latest until then, in nanoseconds as time.monotonic_ns() counts them; 0: they may use
+            all again.
+        resizable: (graph, device, donated, trace): a Resizable of a graph whose sizes are
+            expressions of the trace's symbols; called under the trace. Raises Unsupported.
+        programs: Keeps programs that outlive the process.
+        observed: (graph, device, donated): the same program as `compile` makes of the graph, for
+            LTC_VERIFY, which judges what its kernels leave for one another. Of a backend
+            without, each node is compiled by itself.
+        stages: Names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take.
+        explain: (graph) -> (stage, text) for each of them, made only as far as it is asked for.
+        any_device: True if a program may be launched with the buffers of every device, whichever it
+            was compiled for. Of a backend without, each device has programs of its own.
+        host_tensors: True if its buffers are contiguous CPU tensors: then what is new may run on
+            PyTorch's kernels until it is compiled.
+        one_shot_sums: The sums that its programs add themselves; other sums send messages.
+        timed: (computation): one of the same program that tells the times of its kernels, for
+            ltc.profile; None where there is none.
+        copy: (buffer): a second buffer with the same elements, made on the device. Of a backend
+            without, copies go over the host.
+        together: (graph, donated): one program of all replicas, whose exchanges are part of it;
+            launched by each replica with its own buffers, once all are about to. None where there
+            is none: then exchanges go over the host.
+        limits: The most that the device does, by name, for ltc.profile; raises Unsupported.
+        describe: The device in a few words, for `ltc info`.
     """
 
-    queue: Callable[[], LaunchQueue | None] | None = None
     resizable: Callable[[Graph, int, frozenset[int], SizeTrace], Resizable] | None = None
     leave_processor: Callable[[int], None] | None = None
     programs: KeepsPrograms | None = None
@@ -91,89 +95,46 @@ class BackendCapabilities(_Capabilities):
     host_tensors: bool = False
     one_shot_sums: OneShotSums | None = None
     timed: Callable[[Any], TimedLaunches | None] | None = None
+    copy: Callable[[Any], Any] | None = None
+    together: Callable[[Graph, frozenset[int]], Any] | None = None
+    limits: Callable[[], dict[str, float]] | None = None
+    describe: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)
 class OneShotSums:
     """Sums among the replicas of a host that its programs make without messages.
 
-    Each writes its operand where all see it, and adds what all have written: see
+    Each replica writes its operand where all see it, and adds all operands: see
     passes/one_shot_all_reduce.py.
 
-    dtypes        of what it adds
-    most_members  of a sum: each of them reads everyone's operand
+    Attributes:
+        dtypes: The dtypes that it adds.
+        most_members: The most members of a sum: each of them reads everyone's operand.
     """
 
     dtypes: frozenset[torch.dtype]
     most_members: int
 
 
-class Launch(Protocol):
-    """A launch that runs without Python, once a LaunchQueue comes to it.
+class LaunchToken(Protocol):
+    """A launch that a device has begun; any thread may ask, several times and at once.
 
-    outputs  one buffer for each output: it may be there before the launch, to be filled by it
+    The launches of one device finish in the order in which they were begun.
     """
 
-    outputs: list[Any]
+    def is_finished(self) -> bool:
+        """Return True if `wait` would return, or raise, at once."""
 
-    def end(self) -> None:
-        """It is over, or will not run: what it alone needed may go."""
-
-    def error(self, failed: int) -> Exception:
-        """What went wrong where `LaunchQueue.failed_call` gives that number; as in `launch`."""
-
-
-class LaunchQueue(Protocol):
-    """Launches that one thread runs in order; each has a number, counted from 1.
-
-    given        the number of the last
-    done         the number of the last that ended well
-    has_stopped  whether one has failed: none after it runs before `restart`
-    """
-
-    given: int
-    done: int
-    has_stopped: bool
-
-    def give(self, launch: Any) -> int:
-        """Have it run after all before; its number, or 0 where the queue takes none now.
-
-        launch  what `prepared` of one of its backend's programs gave
-        """
-
-    def serve(self) -> bool:
-        """Run what is given until called back, or until a launch fails: then True."""
-
-    def call_back(self) -> None:
-        """Let `serve` return once everything given is done."""
-
-    def go_on(self) -> None:
-        """`serve` may stay again."""
-
-    def restart(self) -> None:
-        """After a failure: what was given counts as done."""
-
-    def rest(self) -> None:
-        """Nothing is given that is not done: memory for launches may go."""
-
-    def sleep_until_done(self, number: int) -> None:
-        """Sleep while that launch is not done; may return early."""
-
-    def nanoseconds(self, number: int) -> int:
-        """How long a launch took that is done."""
-
-    def failed_call(self, number: int) -> int:
-        """What `Launch.error` of the launch that failed is to be given."""
-
-    def leave_processor_after_next(self, nanoseconds: int) -> None:
-        """Once the next launch is over, leave one processor to others for so long."""
+    def wait(self) -> None:
+        """Block until the launch is over; raise its error, each time."""
 
 
 class Resizable(Protocol):
     """A program whose sizes are symbols."""
 
     def fits(self, values: Sequence[int]) -> bool:
-        """Whether it is right at these values of the symbols."""
+        """Return True if it is right at these values of the symbols."""
 
     def at(self, values: Sequence[int]) -> Any:
         """The Computation of these values, which fit; made in microseconds."""
@@ -192,7 +153,8 @@ class KeepsPrograms(Protocol):
     def recall(self, key: str, origin_of: Callable[[int], Origin]) -> Any | None:
         """The Computation of that key, if it was kept.
 
-        origin_of  where the call at a position of the recording comes from, for errors
+        Args:
+            origin_of: Gives the origin of the call at a position of the recording, for errors.
         """
 
     def remember_resizable(self, key: str, program: Any) -> None:
@@ -201,48 +163,48 @@ class KeepsPrograms(Protocol):
     def recall_resizable(self, key: str, origin_of: Callable[[int], Origin]) -> Resizable | None:
         """The Resizable of that key, if it was kept."""
 
-    def keep_launcher(self) -> None:
-        """Keep what launches need besides, so that who recalls a program has nothing to compile."""
-
 
 class Observer(Protocol):
-    """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""
+    """The receiver of an observed launch's values, which are CPU tensors that it copies."""
 
     def reads(self, node: Node, value: torch.Tensor) -> None:
-        """What is about to run finds this where the node's value is."""
+        """Place the value where the kernel that runs next finds the node's."""
 
     def makes(self, values: Mapping[Node, Any], is_reference: bool) -> None:
-        """What ran has left these values, as the memory holds them.
+        """Take the values that a kernel has left, as the memory holds them.
 
-        is_reference  whether the reference backend has computed them
+        Args:
+            is_reference: True if the reference backend has computed them.
         """
 
 
 class ObservedComputation(Protocol):
     """A graph compiled as usual, for launches that are looked at.
 
-    stages  (name, graph) after each of the backend's own passes: it observes nodes of the last
+    Attributes:
+        stages: (name, graph) after each of the backend's own passes: it observes nodes of the last.
     """
 
     stages: Sequence[tuple[str, Graph]]
 
     def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
-        """As Computation.launch, kernel by kernel."""
+        """Launch as Computation.launch does, but kernel by kernel."""
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What one kernel of a program does.
+    """The work of one kernel of a program.
 
-    name           what it computes of which shapes, in a line
-    ops            the recorded calls it stands for, "aten::addmm", the main one first
-    line, forward  of the main one: the user's line; of a backward also that of the forward
-    lines          of all of them, the user's lines, those of the forward in place of a backward's
-    module         of the main one, modules: of all
-    read_bytes, written_bytes  of memory, each element once
-    multiply_adds  of products; operations: elementwise ones, and those of reductions
-    tasks          how many pieces threads share
-    is_double      whether its products are of 64-bit numbers, of which a register holds half as many
+    Attributes:
+        name: The operation and its shapes, in a line.
+        ops: The recorded calls it stands for, "aten::addmm", the main one first.
+        line, forward: The user's line of the main call; if it is of a backward, also the forward's.
+        lines: The user's lines of all calls, with the forward's in place of a backward's.
+        module, modules: The module of the main call; the modules of all calls.
+        read_bytes, written_bytes: Bytes of memory, each element counted once.
+        multiply_adds, operations: Number of multiply-adds in products; of other operations.
+        tasks: Number of pieces that threads share.
+        is_double: True if its products are of 64-bit numbers: a register holds half as many.
     """
 
     name: str
@@ -263,7 +225,8 @@ class KernelFacts:
 class TimedLaunches(Protocol):
     """A program that tells the times of its kernels.
 
-    block_bytes  of memory that a launch works in, besides its buffers
+    Attributes:
+        block_bytes: The memory that a launch works in, besides its buffers.
     """
 
     block_bytes: int
@@ -271,17 +234,9 @@ class TimedLaunches(Protocol):
     def launch_timed(
         self, buffers: list[Any], scalars: list[Any], told: Callable[[bytes], object]
     ) -> list[Any]:
-        """As Computation.launch; `told` gets the times when it is over, as `times` reads them."""
-
-    def prepared_timed(
-        self,
-        buffers: list[Any],
-        scalars: list[Any],
-        queue: Any,
-        lent: Mapping[int, Any],
-        told: Callable[[bytes], object],
-    ) -> Launch | None:
-        """As `prepared` of its ComputationCapabilities."""
+        """Launch as Computation.launch does; `told` gets the times afterwards, as `times` reads
+        them.
+        """
 
     def shown(
         self,
@@ -297,7 +252,8 @@ class TimedLaunches(Protocol):
     def kernels(
         self, graph_of: Callable[[], Graph] | None, donated: frozenset[int]
     ) -> Sequence[KernelFacts] | None:
-        """What these kernels do, in the same order; None where it is not known.
+        """Return the facts of these kernels, in the same order; None if they are not known.
 
-        graph_of, donated  what the program was compiled from
+        Args:
+            graph_of, donated: The graph and the donated inputs that the program was compiled from.
         """

@@ -1,13 +1,13 @@
-"""Where a running program meets the replicas it exchanges with.
+"""The meeting point of a running program and the replicas it exchanges with.
 
-The layer that knows them fills `RUNNER`; whoever launches a program with collectives says for which
-replica it runs (`running_as`), and a backend calls `start` and `wait` for its two nodes.
+The layer that knows them fills `RUNNER`. The launcher of a program with collectives names the
+replica for which it runs (`running_as`), and a backend calls `start` and `wait` for its two nodes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,8 +16,39 @@ import torch
 from ltc.ir.collective import Collective
 
 
+class Place(Protocol):
+    """The place of a replica among all.
+
+    Attributes:
+        process, processes: Its process's number, and the number of processes.
+        devices: Indices of the devices replicated in each process; () for one replica.
+        position: The position of the replica's device among them.
+    """
+
+    @property
+    def process(self) -> int: ...
+
+    @property
+    def processes(self) -> int: ...
+
+    @property
+    def devices(self) -> tuple[int, ...]: ...
+
+    @property
+    def position(self) -> int: ...
+
+
 class CollectiveRunner(Protocol):
-    """What ltc.distributed.collectives provides."""
+    """The interface that ltc.distributed.collectives provides."""
+
+    def place(self, replica: Any) -> Place:
+        """The place of a replica."""
+
+    def agree(self, replica: Any, name: bytes) -> bool:
+        """Return True if all replicas are about to launch the program of this name.
+
+        It waits for them. Once it was False it is, without a wait: until threads are started anew.
+        """
 
     def current(self) -> Any:
         """The replica that the calling thread is."""
@@ -29,9 +60,12 @@ class CollectiveRunner(Protocol):
         """The results of an exchange, new tensors; raises its error."""
 
     def begin(self, replica: Any, sums: Any) -> list[int]:
-        """What llvm/ops/one_shot_sync.py reads in the frame of a program that is about to run.
+        """Return the words that llvm/ops/one_shot_sync.py reads in the frame of a program about to
+        run.
 
-        sums  a PlannedSums of backends/llvm/one_shot_buffers.py, the same for each run of a program
+        Args:
+            sums: A PlannedSums of backends/llvm/one_shot_buffers.py, the same for each run of a
+                program.
         """
 
     def wait_for_members(self, replica: Any, number: int) -> None:
@@ -45,6 +79,8 @@ class CollectiveRunner(Protocol):
 
 
 RUNNER: list[CollectiveRunner] = []
+# (processes): the host and port that the run's first process has chosen for a service of its backend.
+ADDRESS: list[Callable[[int], str]] = []
 
 
 class _ReplicaOfThread(threading.local):
@@ -55,8 +91,23 @@ _thread = _ReplicaOfThread()
 
 
 def current_replica() -> Any:
-    """Who the calling thread is to the collectives it launches; None where nobody can say."""
+    """Return the replica as which the calling thread launches collectives; None if it is not known."""
     return RUNNER[0].current() if RUNNER else None
+
+
+def current_place() -> Place | None:
+    """Return the place of the calling thread; None if there is no other replica."""
+    return RUNNER[0].place(RUNNER[0].current()) if RUNNER else None
+
+
+def running_place() -> Place:
+    """Return the place of the replica as which the calling thread runs a program."""
+    return RUNNER[0].place(_thread.replica)
+
+
+def agree(name: bytes) -> bool:
+    """Return True if all replicas are about to launch the program of this name: see RUNNER."""
+    return RUNNER[0].agree(_thread.replica, name)
 
 
 @contextmanager

@@ -17,14 +17,13 @@ from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.backends.reference import movement_ops, reduction_calls, value_checks
+from ltc.backends.reference import row_formulas
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.reference.own_memory import copied, in_memory, made_by, owned
 from ltc.backends.reference.philox import random_bits
 from ltc.backends.reference.recurrence import recurrence, recurrence_gradient
-from ltc.backends.reference.torch_call import element, extern
-from ltc.backends.reference.window_ops import (
+from ltc.backends.reference.row_formulas import (
     average_pool,
     average_pool_gradient,
     convolution,
@@ -34,11 +33,78 @@ from ltc.backends.reference.window_ops import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
+from ltc.backends.reference.torch_call import element, extern
+from ltc.errors import OutOfRangeIndexError
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
-from ltc.support.process import machine_memory
+from ltc.support.process import machine_memory, processors
+
+# The reference's calls of torch's reductions and scans: over the dimensions that a node names.
+
+
+def over_dims(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dims, dtype = node.attr("dims"), node.dtype
+        if not dims:  # torch would reduce all of them
+            return lambda x: x.to(dtype)
+        return lambda x: function(x, dims)
+
+    return row
+
+
+def sum_of_dims(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return torch.sum(x, dims, dtype=x.dtype)
+
+
+def product_of_dims(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    for dim in reversed(dims):
+        x = torch.prod(x, dim, dtype=x.dtype)
+    return x
+
+
+def along_dim(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dim = node.attr("dim")
+        return lambda x: function(x, dim)
+
+    return row
+
+
+def scan(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dim, dtype = node.attr("dim"), node.dtype
+        return lambda x: function(x, dim, dtype=dtype)
+
+    return row
+
+
+# --- Checks that raise if a value is not what it has to be ---------------------------------------
+
+
+def wrap_index(node: Node) -> Compute:
+    size, lowest, message = (node.attr(name) for name in ("size", "lowest", "message"))
+
+    def compute(index: torch.Tensor) -> torch.Tensor:
+        wrong = (index < lowest) | (index >= size)
+        if wrong.any():
+            raise OutOfRangeIndexError(message.format(index[wrong][0].item()))
+        return torch.where(index < 0, index + size, index)
+
+    return compute
+
+
+def check(node: Node) -> Compute:
+    message = node.attr("message")
+
+    def compute(x: torch.Tensor, holds: torch.Tensor) -> torch.Tensor:
+        if not holds.all():
+            raise RuntimeError(message.format(x[~holds][0].item()))
+        return x.clone()
+
+    return compute
+
 
 Compute = Callable[..., Any]
 
@@ -182,30 +248,30 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.WHERE: _calls(torch.where),
     ops.CAST: _cast,
     ops.BITCAST: _bitcast,
-    ops.WRAP_INDEX: value_checks.wrap_index,
-    ops.CHECK: value_checks.check,
-    ops.SUM: reduction_calls.over_dims(reduction_calls.sum_of_dims),
-    ops.PROD: reduction_calls.over_dims(reduction_calls.product_of_dims),
-    ops.MAX: reduction_calls.over_dims(torch.amax),
-    ops.MIN: reduction_calls.over_dims(torch.amin),
-    ops.ANY: reduction_calls.over_dims(torch.any),
-    ops.ALL_TRUE: reduction_calls.over_dims(torch.all),
-    ops.ARGMAX: reduction_calls.along_dim(torch.argmax),
-    ops.ARGMIN: reduction_calls.along_dim(torch.argmin),
-    ops.CUMSUM: reduction_calls.scan(torch.cumsum),
-    ops.CUMPROD: reduction_calls.scan(torch.cumprod),
-    ops.PERMUTE: movement_ops.permute,
-    ops.SLICE: movement_ops.slice_of,
-    ops.EXPAND: movement_ops.expand,
-    ops.RESHAPE: movement_ops.reshape,
-    ops.FLIP: movement_ops.flip,
-    ops.PAD: movement_ops.pad,
-    ops.CONCAT: movement_ops.concat,
-    ops.INSERT: movement_ops.insert,
-    ops.TAKE: movement_ops.take,
-    ops.PUT: movement_ops.put,
-    ops.GATHER: movement_ops.gather,
-    ops.SCATTER: movement_ops.scatter,
+    ops.WRAP_INDEX: wrap_index,
+    ops.CHECK: check,
+    ops.SUM: over_dims(sum_of_dims),
+    ops.PROD: over_dims(product_of_dims),
+    ops.MAX: over_dims(torch.amax),
+    ops.MIN: over_dims(torch.amin),
+    ops.ANY: over_dims(torch.any),
+    ops.ALL_TRUE: over_dims(torch.all),
+    ops.ARGMAX: along_dim(torch.argmax),
+    ops.ARGMIN: along_dim(torch.argmin),
+    ops.CUMSUM: scan(torch.cumsum),
+    ops.CUMPROD: scan(torch.cumprod),
+    ops.PERMUTE: row_formulas.permute,
+    ops.SLICE: row_formulas.slice_of,
+    ops.EXPAND: row_formulas.expand,
+    ops.RESHAPE: row_formulas.reshape,
+    ops.FLIP: row_formulas.flip,
+    ops.PAD: row_formulas.pad,
+    ops.CONCAT: row_formulas.concat,
+    ops.INSERT: row_formulas.insert,
+    ops.TAKE: row_formulas.take,
+    ops.PUT: row_formulas.put,
+    ops.GATHER: row_formulas.gather,
+    ops.SCATTER: row_formulas.scatter,
     ops.MATMUL: _calls(torch.matmul),
     ops.CONVOLUTION: in_either_layout(convolution, 0),
     ops.CONVOLUTION_INPUT_GRADIENT: in_either_layout(convolution_input_gradient, 0),
@@ -238,11 +304,12 @@ TAKES_OUT = frozenset(
 class ReferenceStep(NamedTuple):
     """One node made runnable.
 
-    compute   called with the values in `operands`
-    result    the slot it fills
-    dead      slots that nothing reads afterwards
-    writes    the position of the donated input it writes over, or None
-    origin    for the note on an error
+    Attributes:
+        compute: Called with the values in `operands`.
+        result: The slot it fills.
+        dead: Slots that nothing reads afterwards.
+        writes: The position of the donated input it writes over, or None.
+        origin: For the note on an error.
     """
 
     compute: Compute
@@ -369,7 +436,7 @@ class EagerBackend:
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return (DeviceInfo("CPU", "this machine through torch", memory),)
+        return (DeviceInfo("CPU", processors.name(), memory),)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> EagerComputation:
         return EagerComputation(graph, donated)

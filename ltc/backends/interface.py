@@ -1,4 +1,4 @@
-"""What a vendor implements to make a device run ltc's graphs, and how it becomes known.
+"""The interface that a vendor implements to run ltc's graphs on a device, and its registration.
 
 Everything else (recording, tracing, caching, threads, files) ltc does itself. The reference is
 backends/eager.py.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,15 +18,15 @@ import torch
 from ltc.backends.capabilities import (
     BackendCapabilities,
     ComputationCapabilities,
-    Launch,
-    LaunchQueue,
     ObservedComputation,
     Observer,
     OneShotSums,
 )  # fmt: skip
-from ltc.errors import BackendMissing
-from ltc.ir.graph import Graph
-from ltc.ir.lowering import LoweringContext, NodeLowering
+from ltc.errors import BackendMissing, Unsupported
+from ltc.ir.graph import Graph, schedule
+from ltc.ir.node import Node
+from ltc.ir.ops import Op
+from ltc.support.lazy_module import loaded
 
 __all__ = [
     "BackendCapabilities",
@@ -36,17 +35,25 @@ __all__ = [
     "Computation",
     "ComputationCapabilities",
     "DeviceInfo",
-    "Launch",
-    "LaunchQueue",
     "LoweringContext",
     "NodeLowering",
     "ObservedComputation",
     "Observer",
     "OneShotSums",
-    "Target",
 ]
 
 ENTRY_POINT_GROUP = "ltc.backends"
+
+# ltc's own, as pyproject.toml has them: found without a search of what is installed, and in a
+# source tree that is not.
+OWN_ENTRY_POINTS = tuple(
+    metadata.EntryPoint(name, place, ENTRY_POINT_GROUP)
+    for name, place in (
+        ("eager", "ltc.backends.eager:EagerBackend"),
+        ("llvm", "ltc.backends.llvm.backend:llvm_or_reference"),
+        ("xla", "ltc.backends.xla.start:xla_backend"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,6 @@ class DeviceInfo:
     kind: str
     name: str
     memory_bytes: int = 0
-
-
-class Target(SimpleNamespace):
-    """What a backend once said of itself, by keywords.  Nothing asks for it any more.
-
-    The passes that assume something of a machine are those that its backend runs in `compile`.
-    """
 
 
 @runtime_checkable
@@ -87,11 +87,14 @@ class Computation(Protocol):
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         """Run the graph; one new buffer for each output.
 
-        buffers  one for each input, by its `index`
-        scalars  Python numbers, or 0-dim CPU tensors where the node is not `wrapped`, by `slot`
+        An error leaves donated buffers as they were, or carries `restored`, a dict: position -> a
+        buffer that has the value of a donated one; or `overwritten`, the positions of those whose
+        values are lost.
 
-        An error leaves donated buffers as they were, or carries `overwritten`: the positions of
-        those that were not.
+        Args:
+            buffers: One for each input, by its `index`.
+            scalars: Python numbers, or 0-dim CPU tensors where the node is not `wrapped`, by
+                `slot`.
         """
 
 
@@ -99,11 +102,12 @@ class Computation(Protocol):
 class BackendImplInterface(Protocol):
     """A kind of device and its compiler.
 
-    What it can do besides it says in an attribute `capabilities`, a BackendCapabilities.
+    Its optional abilities are in an attribute `capabilities`, a BackendCapabilities.
 
-    name         what LTC_BACKEND and the registrar call it
-    lowering     its table: primitive -> how to emit it
-    computation  its class of Computations
+    Attributes:
+        name: Its name for LTC_BACKEND and the registrar.
+        lowering: Its table: primitive -> how to emit it.
+        computation: Its class of Computations.
     """
 
     name: str
@@ -116,7 +120,8 @@ class BackendImplInterface(Protocol):
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> Computation:
         """A launchable form of the graph, which may write over the donated inputs.
 
-        donated  positions of the inputs whose buffers nobody reads after the launch
+        Args:
+            donated: Positions of the inputs whose buffers are not read after the launch.
         """
 
     def prepare_to_exit(self) -> None:
@@ -128,7 +133,7 @@ COMPUTATION_MEMBERS = ("upload", "download", "wait", "launch")
 
 
 class BackendRegistrar:
-    """The backends this process knows: registered ones, then those of installed packages.
+    """The backends this process knows: registered ones, ltc's own, those of installed packages.
 
     A package makes one known through the entry-point group `ltc.backends`: name = the backend's
     name, object = a function without arguments (or a class) that gives the backend.
@@ -146,9 +151,9 @@ class BackendRegistrar:
         """
         if name in cls._backends:
             warnings.warn(
-                f"The backend {name!r} is in use already: programs that it has compiled, and tensors "
-                f"that are there, stay its own. Register the new one under another name, or start "
-                f"the process anew.",
+                f"The backend {name!r} is in use already: its compiled programs and its tensors stay "
+                f"with the old backend. Register the new one under another name, or restart the "
+                f"process.",
                 stacklevel=2,
             )
         cls._makers[name] = make
@@ -175,7 +180,7 @@ class BackendRegistrar:
 
     @classmethod
     def capabilities(cls, name: str) -> BackendCapabilities:
-        """What the backend of that name can do besides; raises as `get`."""
+        """Return the optional abilities of the backend of that name; raise as `get` does."""
         if name not in cls._capabilities:
             cls._capabilities[name] = BackendCapabilities.of(cls.get(name))
         return cls._capabilities[name]
@@ -192,6 +197,7 @@ class BackendRegistrar:
             return cls._makers[name]
         for point in _entry_points():
             if point.name == name:
+                loaded(point.module)
                 make: Callable[[], BackendImplInterface] = point.load()
                 return make
         near = difflib.get_close_matches(name, cls.names(), n=1)
@@ -203,8 +209,10 @@ class BackendRegistrar:
         )
 
 
-def _entry_points() -> tuple[metadata.EntryPoint, ...]:
-    return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
+def _entry_points() -> Iterator[metadata.EntryPoint]:
+    """ltc's own first: a search of what is installed takes milliseconds."""
+    yield from OWN_ENTRY_POINTS
+    yield from metadata.entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _require(candidate: Any, members: tuple[str, ...], protocol: str) -> None:
@@ -215,3 +223,56 @@ def _require(candidate: Any, members: tuple[str, ...], protocol: str) -> None:
             f"{name} is not a {protocol}: it lacks {', '.join(missing)}. "
             f"See ltc/backends/interface.py."
         )
+
+
+# The one loop by which everything consumes a graph: each node once, by its op's row of a table.
+
+
+class NodeLowering:
+    """A backend's table: primitive -> how to emit it.
+
+    Args:
+        table: Op -> row; a row is called with the node and what its operands were lowered to.
+        accepts: Further condition on a node whose op is in the table, such as its dtype; None: any.
+    """
+
+    def __init__(
+        self, table: Mapping[Op, Callable[..., Any]], accepts: Callable[[Node], bool] | None = None
+    ) -> None:
+        self.table = table
+        self._accepts = accepts
+
+    def supports(self, node: Node) -> bool:
+        """Return True if the backend runs this node itself; others run on the CPU for it, counted."""
+        return node.op in self.table and (self._accepts is None or self._accepts(node))
+
+    def takes(self, node: Node) -> bool:
+        """Return True if the backend holds values of an input's dtype itself."""
+        return self._accepts is None or self._accepts(node)
+
+    def lower(self, node: Node, *operands: Any) -> Any:
+        """Raises Unsupported naming the op where the table has no row for it."""
+        row = self.table.get(node.op)
+        if row is None:
+            raise Unsupported(
+                f"{node.op} giving {node.type} has no row in this backend's NodeLowering. "
+                f"Add one; its meaning is in ltc/backends/eager.py."
+            )
+        return row(node, *operands)
+
+
+class LoweringContext:
+    """The results of one graph's nodes so far: a tensor, an LLVM value, a vendor's handle."""
+
+    def __init__(self, lowering: NodeLowering, known: Mapping[Node, Any] | None = None) -> None:
+        """`known`: what some nodes, usually the leaves, are already."""
+        self.lowering = lowering
+        self.lowered: dict[Node, Any] = dict(known or {})
+
+    def lower(self, *outputs: Node) -> tuple[Any, ...]:
+        """Lower what the outputs need, each node once."""
+        for node in schedule(*outputs):
+            if node not in self.lowered:
+                operands = [self.lowered[n] for n in node.inputs]
+                self.lowered[node] = self.lowering.lower(node, *operands)
+        return tuple(self.lowered[output] for output in outputs)

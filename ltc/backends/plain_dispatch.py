@@ -39,12 +39,14 @@ _EXCLUDED = _key_set(
 
 
 def has_plain_dispatch() -> bool:
-    """Whether the thread is in no mode that changes calls which bypass torch's dispatcher."""
+    """Return True if the thread is in no mode that changes calls which bypass torch's dispatcher."""
     return function_mode_depth() == 0 and not is_inference()
 
 
 def is_plain_now() -> bool:
-    """Whether a kernel of ltc's, called below autograd, needs no PlainDispatch for its own calls."""
+    """Return True if a kernel of ltc's, called below autograd, needs no PlainDispatch for its
+    calls.
+    """
     return not (
         function_mode_depth()
         or is_inference()

@@ -36,17 +36,18 @@ _NO_DIRECTORY = (  # the errors of zipfile where the directory holds anything
 def load(
     file_or_path: Any, map_location: Any = None, weights_only: bool = True, mmap: bool = False
 ) -> Any:
-    """What torch.load gives of a file, once every byte that was read agrees with its checksum.
+    """Load a file as torch.load does, once every byte that was read agrees with its checksum.
 
     The arguments are torch.load's. With `mmap` the whole file is read once, to be checked, and its
     tensors are the file, mapped.
 
-    Raises DamagedFile, with the file and the record, where one differs, or the file is none of
-    torch.save with checksums.
+    Raises:
+        DamagedFile: If a checksum differs, or torch.save did not write the file with checksums.
+        The message names the file and the record.
     """
     if not isinstance(file_or_path, (str, os.PathLike)):
         if mmap:
-            raise ValueError("mmap=True maps a file by its path, and this is an open file.")
+            raise ValueError("mmap=True needs the path of a file, not an open file: pass the path.")
         return _loaded(file_or_path, _name_of(file_or_path), map_location, weights_only)
     path = os.fspath(file_or_path)
     with open(path, "rb") as file:
@@ -80,7 +81,7 @@ def _no_archive_for_torch(path: str) -> Iterator[None]:
         if not str(error).startswith("PytorchStreamReader"):
             raise
         text = str(error).partition(". ")[0]
-        raise DamagedFile(f"{path} is damaged or none of torch.save ({text}).") from error
+        raise DamagedFile(f"{path} is damaged, or torch.save did not write it ({text}).") from error
 
 
 def _name_of(file: Any) -> str:
@@ -92,10 +93,11 @@ def _name_of(file: Any) -> str:
 class _Record:
     """A file in the archive: its bytes are [start, end) of the archive's file.
 
-    checksum  CRC-32 of the bytes when they were saved
-    read      how many of them torch has read, in order, since it was at `start`
-    found     CRC-32 of those
-    unsure    True if torch has read others
+    Attributes:
+        checksum: CRC-32 of the bytes when they were saved.
+        read: Number of bytes that torch has read in order, from `start` on.
+        found: CRC-32 of these bytes.
+        unsure: True if torch has read bytes out of order.
     """
 
     name: str
@@ -124,7 +126,8 @@ class _Record:
 class _Archive:
     """An archive as an open file, which torch reads from.
 
-    Raises DamagedFile where its directory cannot be that of a file of torch.save.
+    Raises:
+        DamagedFile: If its directory cannot be that of a file of torch.save.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:

@@ -1,9 +1,9 @@
 """A checkpoint that several replicas write: files of each, and a manifest when all are there.
 
-No replica waits for another. Whoever finishes last finds every file of its save in place and writes
-the manifest, which names the files and the checksums of their headers, so that files of different
-saves are never taken for one checkpoint. Another save of the same step writes beside them: the
-manifest goes over from the old files to the new ones, all at once, and then the old ones go.
+No replica waits for another. The last replica to finish finds every file of its save in place and
+writes the manifest. The manifest names the files and the checksums of their headers, so that files of
+different saves are never taken for one checkpoint. Another save of the same step writes beside them.
+Its manifest replaces the old one at once, and then the old files are removed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _FILE = re.compile(
 class SharedSave:
     """One save of a step by all replicas, as the names of its files tell it from every other.
 
-    count   the replicas
-    life    twelve hexadecimal digits that they share with no other run, and agree on anew where they
-            go back together; "" for one replica, and where processes have nowhere to meet
-    number  how many saves of the step that life had before
+    Attributes:
+        count: The replicas.
+        life: Twelve hexadecimal digits that they share with no other run, and agree on anew where
+            they go back together; "" for one replica, and where processes have nowhere to meet.
+        number: Number of earlier saves of the step in that life.
     """
 
     count: int
@@ -48,7 +49,7 @@ class SharedSave:
         return self._path(folder, "part", ordinal)
 
     def state_path(self, folder: str | os.PathLike, ordinal: int) -> Path:
-        """The file with what is one replica's own."""
+        """Return the file with one replica's own state."""
         return self._path(folder, "replica", ordinal)
 
     def _path(self, folder: str | os.PathLike, kind: str, ordinal: int) -> Path:
@@ -59,7 +60,7 @@ class SharedSave:
 
 
 def is_complete(folder: str | os.PathLike) -> bool:
-    """Whether every replica has written its files."""
+    """Return True if every replica has written its files."""
     return (Path(folder) / NAME).is_file()
 
 
@@ -107,9 +108,10 @@ def parts_of(folder: str) -> list[str]:
 
 
 def own_state_of(folder: str, ordinal: int) -> str | None:
-    """The file with what is one replica's own, None for a replica that did not save.
+    """Return the file with one replica's own state; None for a replica that did not save.
 
-    Raises DamagedFile as `parts_of`.
+    Raises:
+        DamagedFile: For the same reasons as `parts_of`.
     """
     own = f"replica-{ordinal:05d}-of-"
     for name, checksum in _said(Path(folder) / NAME)["states"].items():
@@ -121,11 +123,11 @@ def own_state_of(folder: str, ordinal: int) -> str | None:
 def _checked(folder: str, name: str, checksum: Any, prefix: str) -> str:
     path, file = Path(folder) / NAME, Path(folder) / name
     if os.path.basename(name) != name or not name.startswith(prefix):
-        raise DamagedFile(f"{path}: {name[:200]!r} is no file of a checkpoint.")
+        raise DamagedFile(f"{path}: {name[:200]!r} is not the name of a checkpoint's file.")
     if not file.is_file():
         raise DamagedFile(f"{path}: the file {name} is missing.")
     if checksum not in (_sum_of(file), _NOT_SAID):
-        raise DamagedFile(f"{path}: the file {name} is of another save.")
+        raise DamagedFile(f"{path}: the file {name} belongs to another save.")
     return str(file)
 
 

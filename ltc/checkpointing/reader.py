@@ -51,10 +51,11 @@ def bytes_in(files: list[OpenFile]) -> int:
 
 
 class SavedData:
-    """What open files hold; a tensor is read when it is asked for, once.
+    """The content of open files; a tensor is read when it is asked for, once.
 
-    path  what messages call the files
-    done  told how many more bytes were read
+    Args:
+        path: The name of the files in messages.
+        done: Called with the number of further bytes read.
     """
 
     def __init__(self, files: list[OpenFile], path: str, device: torch.device, done: Done):
@@ -108,7 +109,7 @@ class SavedData:
         try:
             return from_table(table, roots, self._described)
         except ValueError as error:
-            raise DamagedFile(f"{self._path}: its tree can not be: {error}.") from error
+            raise DamagedFile(f"{self._path}: its tree is invalid: {error}.") from error
 
     def _described(self, number: Any, said: Any) -> torch.Tensor:
         """The tensor that a node of the tree describes."""
@@ -146,7 +147,9 @@ class SavedData:
     def _typed(self, content: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
         """The bytes of an entry as what they stand for."""
         if entry.dtype is torch.bool and bool((content > 1).any()):
-            raise DamagedFile(f"{self._path}: tensor {entry.name!r} has booleans beside 0 and 1.")
+            raise DamagedFile(
+                f"{self._path}: tensor {entry.name!r} has booleans other than 0 and 1."
+            )
         real = self._content.raw.get(entry.name) if self._content is not None else None
         dtype = entry.dtype if real is None else real
         if content.data_ptr() % dtype.itemsize:
@@ -165,10 +168,11 @@ class SavedData:
 
 @dataclass(frozen=True)
 class _Content:
-    """What the metadata say beside the tensors.
+    """The metadata beside the tensors.
 
-    order  names of the entries, as the tree numbers them
-    raw    real dtypes of entries that are stored as bytes
+    Attributes:
+        order: Names of the entries, as the tree numbers them.
+        raw: Real dtypes of entries that are stored as bytes.
     """
 
     table: list
@@ -192,14 +196,14 @@ def _content(headers: list[Header], path: str) -> _Content | None:
     except KeyError as error:
         raise DamagedFile(f"{path}: the metadata lack {error}.") from None
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path}: the metadata can not be: {error}.") from None
+        raise DamagedFile(f"{path}: the metadata are invalid: {error}.") from None
 
 
 def _check_metadata(metadata: dict[str, str], first: dict[str, str]) -> None:
     """Raise where one of the files has no checksums, or is not of the same save as the first."""
     metadata["ltc.header"], metadata["ltc.crc32"]  # without them nothing would be checked
     if metadata["ltc.version"] != "1":
-        raise ValueError(f"version {metadata['ltc.version'][:40]!r}, and this ltc reads 1")
+        raise ValueError(f"version {metadata['ltc.version'][:40]!r}, but this ltc reads version 1")
     if metadata["ltc.order"] != first["ltc.order"]:
         raise ValueError("its parts hold different tensors")
 
@@ -220,7 +224,9 @@ def _checked_raw(raw: Any, entries: list[TensorEntry]) -> dict[str, torch.dtype]
         entry = entry_of.get(name)
         dtype = DTYPES.get(text) if isinstance(text, str) else None
         if entry is None or dtype is None:
-            raise ValueError(f"{name!r} is said to be of dtype {text!r}")
+            raise ValueError(
+                f"{name!r} has the unknown dtype {text!r}, or is no tensor of the file"
+            )
         if entry.dtype is not torch.uint8 or entry.shape[-1:] != (dtype.itemsize,):
             raise ValueError(f"{name!r} is not stored as the bytes of {text}")
         checked[name] = dtype
@@ -233,7 +239,7 @@ def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
     layout: Any = [said.get(key) for key in ("shape", "strides", "offset")]
     shape, strides, offset = layout
     if dtype is None or not is_shape(shape) or not is_list_of_places([offset, *strides]):
-        raise ValueError(f"a view has the layout {str(said)[:200]}")
+        raise ValueError(f"a view has the invalid layout {str(said)[:200]}")
     if len(strides) != len(shape):
         raise ValueError(f"a view of {len(shape)} dimensions has {len(strides)} strides")
     last = offset + sum((max(n, 1) - 1) * step for n, step in zip(shape, strides))
@@ -243,8 +249,8 @@ def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
     nbytes = bytes_of_type(dtype, shape)
     if nbytes > max(held, machine_memory.total()):  # it repeats elements, as `expand` does
         raise ValueError(
-            f"a view makes {nbytes} bytes of {held}, and this process can have "
-            f"{machine_memory.total()} at most"
+            f"a view expands {held} bytes to {nbytes}, more than the {machine_memory.total()} bytes "
+            f"that this process can have"
         )
     if entry.dtype is not dtype:
         flat = entry.reshape(-1)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import Sampler
 
-from ltc.checkpointing.elastic_sampler import ElasticSampler
 from ltc.device.recording.recorder import devices
+from ltc.distributed import world
 
 
 class Resumable:
     """A loader that goes on, after `load_state_dict`, behind the last batch it had given out.
-
-    loader  whatever the training loop iterates over; put this outermost, because a loader that
-            fetches ahead has given out more than was trained on
-    sampler an ElasticSampler that the loader takes its order from: it is told where to go on
-    epoch   passes over the loader that are complete
 
     Without a sampler, going on repeats the interrupted pass up to the batch that follows, from the
     random state that it began with, so any loader will do, and shuffling is as it was. With one
@@ -28,14 +24,21 @@ class Resumable:
     The generators of the loader and of its samplers, such as DataLoader(generator=...), are kept as
     well. Those that the saved loader had not go on as they are.
 
-    >>> from ltc.checkpointing.resumable import Resumable
-    >>> loader = Resumable(["a", "b", "c"])
-    >>> print(next(iter(loader)))
-    a
-    >>> other = Resumable(["a", "b", "c"])  # of the next process
-    >>> other.load_state_dict(loader.state_dict())
-    >>> list(other)
-    ['b', 'c']
+    Attributes:
+        sampler: An ElasticSampler that the loader takes its order from: it is told where to go on.
+        loader: Whatever the training loop iterates over; put this outermost, because a loader that
+            fetches ahead has given out more than was trained on.
+        epoch: Passes over the loader that are complete.
+
+    Example:
+        >>> from ltc.checkpointing.resumable import Resumable
+        >>> loader = Resumable(["a", "b", "c"])
+        >>> print(next(iter(loader)))
+        a
+        >>> other = Resumable(["a", "b", "c"])  # of the next process
+        >>> other.load_state_dict(loader.state_dict())
+        >>> list(other)
+        ['b', 'c']
     """
 
     def __init__(self, loader: Any, sampler: ElasticSampler | None = None):
@@ -86,7 +89,7 @@ class Resumable:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the training has got, for `load_state_dict`."""
+        """Return the training's position, for `load_state_dict`."""
         under_way = self._drawn_from
         return {
             "epoch": self.epoch,
@@ -113,10 +116,11 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
     torch's default generator is no loader's own.
 
-    >>> from ltc.checkpointing.resumable import generators_of
-    >>> own = torch.Generator()
-    >>> generators_of(torch.utils.data.DataLoader([1, 2], shuffle=True, generator=own)) == [own]
-    True
+    Example:
+        >>> from ltc.checkpointing.resumable import generators_of
+        >>> own = torch.Generator()
+        >>> generators_of(torch.utils.data.DataLoader([1, 2], shuffle=True, generator=own)) == [own]
+        True
     """
     met: dict[int, Any] = {}
     found: dict[int, torch.Generator] = {}
@@ -140,9 +144,10 @@ def _states_of_generators(loader: Any) -> list[torch.Tensor]:
 def random_state() -> dict[str, Any]:
     """The random state of Python, NumPy, torch's CPU and every ltc device.
 
-    >>> from ltc.checkpointing.resumable import random_state
-    >>> sorted(random_state())
-    ['ltc', 'numpy', 'python', 'torch']
+    Example:
+        >>> from ltc.checkpointing.resumable import random_state
+        >>> sorted(random_state())
+        ['ltc', 'numpy', 'python', 'torch']
     """
     on_devices = [device.random.as_tensor() for device in devices()]
     return {**random_state_of_host(), "ltc": on_devices}
@@ -151,12 +156,13 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     """Draw from here on what was drawn after `random_state`; devices that are missing are left out.
 
-    >>> from ltc.checkpointing.resumable import random_state, restore_random_state
-    >>> state = random_state()
-    >>> first = torch.rand(3, device="ltc")
-    >>> restore_random_state(state)
-    >>> torch.equal(first, torch.rand(3, device="ltc"))
-    True
+    Example:
+        >>> from ltc.checkpointing.resumable import random_state, restore_random_state
+        >>> state = random_state()
+        >>> first = torch.rand(3, device="ltc")
+        >>> restore_random_state(state)
+        >>> torch.equal(first, torch.rand(3, device="ltc"))
+        True
     """
     restore_random_state_of_host(state)
     for device, saved in zip(devices(), state["ltc"]):
@@ -166,9 +172,10 @@ def restore_random_state(state: dict[str, Any]) -> None:
 def random_state_of_host() -> dict[str, Any]:
     """The random state of Python, NumPy and torch's CPU, as numbers and tensors.
 
-    >>> from ltc.checkpointing.resumable import random_state_of_host
-    >>> sorted(random_state_of_host())
-    ['numpy', 'python', 'torch']
+    Example:
+        >>> from ltc.checkpointing.resumable import random_state_of_host
+        >>> sorted(random_state_of_host())
+        ['numpy', 'python', 'torch']
     """
     version, words, gauss = random.getstate()
     state: Any = numpy.random.get_state()
@@ -183,14 +190,96 @@ def random_state_of_host() -> dict[str, Any]:
 def restore_random_state_of_host(state: dict[str, Any]) -> None:
     """Draw from here on, on the host, what was drawn after `random_state_of_host`.
 
-    >>> from ltc.checkpointing import resumable
-    >>> state, first = resumable.random_state_of_host(), torch.rand(3)
-    >>> resumable.restore_random_state_of_host(state)
-    >>> torch.equal(first, torch.rand(3))
-    True
+    Example:
+        >>> from ltc.checkpointing import resumable
+        >>> state, first = resumable.random_state_of_host(), torch.rand(3)
+        >>> resumable.restore_random_state_of_host(state)
+        >>> torch.equal(first, torch.rand(3))
+        True
     """
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     numpy.random.set_state((kind, keys.numpy(), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
+
+
+# --- The order of samples of a training whose number of replicas may change while it goes on -----
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """The numbers of this replica's samples of each batch of all replicas together.
+
+    The samples of a step do not depend on the number of replicas. Samples that do not fill a batch
+    are left out of the epoch. As the `batch_sampler` of a DataLoader, and as the `sampler` of a
+    `Resumable` around it, it goes on at the step that a checkpoint knows of.
+
+    Args:
+        samples: The data set, or any object of its length.
+        batch_size: The samples of a batch of all replicas together, a multiple of their number.
+        shuffle: Draw the order of each epoch, from `seed` and the epoch's number alone.
+        replicas, ordinal: The number of replicas and this one's; None: the world's when an epoch
+        begins.
+
+    Raises:
+        ValueError: For a batch of less than one sample or more than there are; when an epoch
+            begins, for a batch that does not divide by the number of replicas.
+
+    Example:
+        >>> from ltc.checkpointing.resumable import ElasticSampler
+        >>> alone = ElasticSampler(range(9), batch_size=4, shuffle=False)
+        >>> list(alone)
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+        >>> [list(ElasticSampler(range(9), 4, False, replicas=2, ordinal=k)) for k in range(2)]
+        [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    """
+
+    def __init__(
+        self,
+        samples: Sized,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        replicas: int | None = None,
+        ordinal: int | None = None,
+    ):
+        if not 1 <= batch_size <= len(samples):
+            raise ValueError(
+                f"batch_size={batch_size} is the size of a batch of all replicas together: it must be "
+                f"from 1 to {len(samples)}, the number of samples."
+            )
+        self._length, self._batch_size = len(samples), batch_size
+        self._shuffle, self._seed = shuffle, seed
+        self._replicas, self._ordinal = replicas, ordinal
+        self._epoch, self._first = 0, 0
+
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch."""
+        return self._length // self._batch_size
+
+    def begin_at(self, epoch: int, given: int) -> None:
+        """Make the next pass the one of `epoch`, without its first `given` batches."""
+        self._epoch, self._first = epoch, given
+
+    def __iter__(self) -> Iterator[list[int]]:
+        replicas = world.world_size() if self._replicas is None else self._replicas
+        ordinal = world.ordinal() if self._ordinal is None else self._ordinal
+        if self._batch_size % replicas:
+            raise ValueError(
+                f"A batch of {self._batch_size} samples cannot be divided among {replicas} replicas: "
+                f"batch_size must be a multiple of {replicas}."
+            )
+        share = self._batch_size // replicas
+        order = self._order()
+        for step in range(self._first, len(self)):
+            first = step * self._batch_size + ordinal * share
+            yield order[first : first + share]
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._length))
+        # a seed for each pair: those of neighbouring epochs and seeds are not to meet
+        drawn = torch.Generator().manual_seed(self._seed)
+        seeds = torch.randint(2**62, (self._epoch + 1,), generator=drawn, device="cpu")
+        of_epoch = torch.Generator().manual_seed(int(seeds[-1]))
+        return torch.randperm(self._length, generator=of_epoch, device="cpu").tolist()

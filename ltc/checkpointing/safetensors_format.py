@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ltc.errors import LtcError
+from ltc.errors import DamagedFile
 
 MAX_HEADER_BYTES = 100_000_000  # other readers refuse more
 MAX_DIMS = 64  # what torch can iterate over
@@ -44,19 +44,6 @@ NAME_OF_DTYPE = {
 DTYPE_OF_NAME = {name: dtype for dtype, name in NAME_OF_DTYPE.items()}
 
 
-class DamagedFile(LtcError):
-    """A file that is not what a save wrote; the text names the file, the place and the fault.
-
-    >>> import ltc.utils.serialization as xser
-    >>> open("short.safetensors", "wb").close()
-    >>> try:
-    ...     xser.load("short.safetensors")
-    ... except xser.DamagedFile as error:
-    ...     print(error)
-    short.safetensors: 0 bytes are too few for a safetensors file.
-    """
-
-
 @dataclass(frozen=True)
 class TensorEntry:
     """One tensor of a file; its bytes are [begin, end) behind the header."""
@@ -70,10 +57,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """The header of a file.
 
-    entries     in the order of their bytes
-    data_start  position in the file of the first tensor's first byte
+    Attributes:
+        entries: In the order of their bytes.
+        data_start: Position in the file of the first tensor's first byte.
     """
 
     entries: tuple[TensorEntry, ...]
@@ -151,14 +139,14 @@ def read_header(file: BinaryIO, path: str) -> Header:
     content = _parsed(text, path)
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DamagedFile(f"{path}: the metadata is not a mapping of names to texts.")
+        raise DamagedFile(f"{path}: the metadata is not a mapping of names to strings.")
     data_start = LENGTH_BYTES + len(text)
     entries = _checked_entries(content, path, size - data_start)
     if "ltc.header" in metadata:
         found = _sum_of_header(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         if metadata["ltc.header"] != f"{found:08x}":
             raise DamagedFile(
-                f"{path}: the header has the checksum {found:08x}, and says it is "
+                f"{path}: the header has the checksum {found:08x}, but records "
                 f"{metadata['ltc.header'][:16]!r}. Take another copy of the file."
             )
     return Header(entries, metadata, data_start)
@@ -194,7 +182,7 @@ def _parsed(text: bytes, path: str) -> dict[str, Any]:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name stands twice in one mapping")
+        raise ValueError("a name occurs twice in one mapping")
     return made
 
 
@@ -232,7 +220,7 @@ def _checked_entry(name: str, said: Any, path: str) -> TensorEntry:
         raise fault(f"has the unknown dtype {said['dtype']!r}")
     shape, offsets = said["shape"], said["data_offsets"]
     if not is_shape(shape):
-        raise fault(f"has the shape {shape!r}, which no tensor has")
+        raise fault(f"has the invalid shape {shape!r}")
     if not is_list_of_places(offsets) or len(offsets) != 2:
         raise fault(f"has the data_offsets {offsets!r}, which are not [begin, end]")
     begin, end = offsets
@@ -242,12 +230,12 @@ def _checked_entry(name: str, said: Any, path: str) -> TensorEntry:
 
 
 def is_list_of_places(x: Any) -> bool:
-    """Whether `x` is a list of numbers that may count bytes or elements."""
+    """Return True if `x` is a list of numbers that may count bytes or elements."""
     return isinstance(x, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in x)
 
 
 def is_shape(x: Any) -> bool:
-    """Whether `x` is a list of extents that a tensor may have."""
+    """Return True if `x` is a list of extents that a tensor may have."""
     if not is_list_of_places(x) or len(x) > MAX_DIMS:
         return False
     return math.prod(max(extent, 1) for extent in x) < 1 << 59  # bytes then fit in 63 bits
@@ -259,7 +247,9 @@ def sums_of(header: Header, path: str) -> list[int] | None:
     if digits is None:
         return None
     if len(digits) != _SUM_DIGITS * len(header.entries):
-        raise DamagedFile(f"{path}: {len(header.entries)} tensors need as many checksums.")
+        raise DamagedFile(
+            f"{path}: it has {len(header.entries)} tensors, but not as many checksums."
+        )
     try:
         return [int(digits[i : i + _SUM_DIGITS], 16) for i in range(0, len(digits), _SUM_DIGITS)]
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import torch
 
 from ltc.support.atomic_file import FolderNotSynced, remove_abandoned, replacing
-from ltc.utils.transfer import to_cpu
+from ltc.training_loop.transfer import to_cpu
 
 
 def save_for_cpu(data: Any, file_or_path, write: bool) -> None:
@@ -29,11 +29,12 @@ def save_for_cpu(data: Any, file_or_path, write: bool) -> None:
 def writing(path: str | os.PathLike, nbytes: int = 0) -> Iterator[BinaryIO]:
     """Open a new file that becomes `path` when the block ends well, and vanishes otherwise.
 
-    nbytes  how large it will be, for the error of a full disk
-
     An OSError says what could not be saved and that the old file is as it was; FolderNotSynced, that
     the new one is in its place. Before, the unfinished files of killed saves into this folder are
     removed.
+
+    Args:
+        nbytes: The size of the finished file, for the error of a full disk.
     """
     remove_abandoned(path)
     try:

@@ -28,18 +28,20 @@ MAX_REPEATS = 1000  # how much longer a walk over all places may be than the tab
 
 
 def to_table(data: Any, tensor_payload: Callable[[torch.Tensor], list]) -> Table:
-    """The nodes of `data`; the last is its root.
+    """Return the nodes of `data`; the last is its root.
 
-    tensor_payload  what stands in the node of a tensor
+    Args:
+        tensor_payload: Returns the content of a tensor's node.
 
-    Raises TypeError for a part of another kind, ValueError for data that contain themselves or are
-    shared too often; all say where.
+    Raises:
+        TypeError: For a part of another kind.
+        ValueError: For data that contain themselves or are shared too often; all say where.
     """
     table = _Writer(tensor_payload).table_of(data)
     try:
         _check_places(table)
     except ValueError as error:
-        raise ValueError(f"The data can not be saved: {error}.") from None
+        raise ValueError(f"The data cannot be saved: {error}.") from None
     return table
 
 
@@ -51,7 +53,7 @@ def tensors_of(data: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 class _Place:
-    """Where a part sits, as a chain of keys from the root."""
+    """The place of a part, as a chain of keys from the root."""
 
     __slots__ = ("parent", "key")
 
@@ -144,8 +146,8 @@ def _container(x: Any, place: _Place) -> tuple[str, list, list[tuple[Any, Any]]]
         )
     if kind is None:
         raise TypeError(
-            f"{place} is a {type(x).__module__}.{type(x).__qualname__}, which can not be saved "
-            f"without pickle. Save what it consists of: tensors, numbers, texts, containers."
+            f"{place} is a {type(x).__module__}.{type(x).__qualname__}, which cannot be saved "
+            f"without pickle. Save what it consists of: tensors, numbers, strings, containers."
         )
     if isinstance(x, dict):
         parts = [pair for key, value in x.items() for pair in ((key, key), (key, value))]
@@ -192,12 +194,14 @@ _CONTAINERS = {
 def from_table(
     table: Table, roots: Iterable[int], make_tensor: Callable[..., torch.Tensor]
 ) -> dict[int, Any]:
-    """What the nodes at `roots` stand for, by position; nothing else is made.
+    """Return the values of the nodes at `roots`, by position; no other nodes are decoded.
 
-    make_tensor  called with the payload of a tensor's node
+    Args:
+        make_tensor: Called with the payload of a tensor's node.
 
-    Raises ValueError, TypeError or another error of Python where a node says what can not be; the
-    text begins with its position and kind.
+    Raises:
+        ValueError, TypeError, or another error of Python: If a node says what can not be. The text
+            begins with the node's position and kind.
     """
     made: dict[int, Any] = {}
     weights: dict[int, int] = {}
@@ -232,7 +236,9 @@ def check_table(table: Any) -> None:
             if not isinstance(parts, list) or not all(
                 type(part) is int and 0 <= part < position for part in parts
             ):
-                raise ValueError(f"node {position}, a {kind}, names parts that are not before it")
+                raise ValueError(
+                    f"node {position}, a {kind}, names parts that do not come before it"
+                )
         elif kind != "tensor" and kind not in _FROM_SCALAR:
             raise ValueError(f"node {position} is of the unknown kind {kind[:40]!r}")
     _check_places(table)
@@ -248,7 +254,7 @@ def _check_places(table: Table) -> None:
     for position, node in enumerate(table):
         places.append(1 + sum(places[part] for part in _parts_of(node)))
         if places[-1] > most:
-            shared = f"what is shared may stand in {MAX_REPEATS} places each"
+            shared = f"a shared part may have {MAX_REPEATS} places"
             raise ValueError(f"node {position}, a {node[0]}, has more than {most} places: {shared}")
 
 
@@ -343,7 +349,7 @@ def _named_tuple(parts: list, module: str, qualified: str, fields: list) -> tupl
 
 
 def _known_class(module: str, qualified: str) -> Any:
-    """What that name stands for in a module already imported; looked up without running code."""
+    """Return the object of that name in a module already imported, without running code."""
     found: Any = sys.modules.get(module)
     for name in qualified.split("."):
         if not isinstance(found, (ModuleType, type)):
@@ -364,7 +370,7 @@ def _integer(x: Any) -> int:
 
 def _real(x: Any) -> float:
     if isinstance(x, str) and x not in ("nan", "inf", "-inf"):
-        raise ValueError(f"{x[:40]!r} is no number")
+        raise ValueError(f"{x[:40]!r} is not a number")
     return float(_exactly(x, float, int, str))
 
 
@@ -397,4 +403,4 @@ def _device(text: str) -> torch.device:
     try:
         return torch.device(text)
     except RuntimeError as error:  # torch's own text is longer than a screen
-        raise ValueError(f"{text[:40]!r} is no device") from error
+        raise ValueError(f"{text[:40]!r} is not a device") from error

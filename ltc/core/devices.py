@@ -27,10 +27,14 @@ __all__ = [
 
 
 def is_lazy_tensor(tensor) -> bool:
-    """Whether `tensor` is a tensor on an ltc device; False for anything else.
+    """Return True if `tensor` is a tensor on an ltc device; False for anything else.
 
-    >>> ltm.is_lazy_tensor(torch.ones(2, device="ltc")), ltm.is_lazy_tensor(torch.ones(2))
-    (True, False)
+    Args:
+        tensor: Any object.
+
+    Example:
+        >>> ltm.is_lazy_tensor(torch.ones(2, device="ltc")), ltm.is_lazy_tensor(torch.ones(2))
+        (True, False)
     """
     return is_lazy(tensor)
 
@@ -38,8 +42,15 @@ def is_lazy_tensor(tensor) -> bool:
 def parse_lazy_device(device: str) -> tuple[str, int] | None:
     """The kind and the index in a real device's name; None where it is no such name.
 
-    >>> ltm.parse_lazy_device("CPU:3"), ltm.parse_lazy_device("ltc:3")
-    (('CPU', 3), None)
+    Args:
+        device: A name such as "CPU:3".
+
+    Returns:
+        The kind and the index; None if it is no name of a real device.
+
+    Example:
+        >>> ltm.parse_lazy_device("CPU:3"), ltm.parse_lazy_device("ltc:3")
+        (('CPU', 3), None)
     """
     return names.parse_real_device(device)
 
@@ -49,10 +60,16 @@ def get_lazy_supported_devices(
 ) -> list[str] | None:
     """The names of every device of a kind, at most `max_devices`; None where there is none.
 
-    devkind  "TPU", "GPU" or "CPU"; None means the first of these that this process has
+    Args:
+        devkind: "TPU", "GPU" or "CPU"; None means the first of these that this process has.
+        max_devices: The most names to return; None: all.
 
-    >>> ltm.get_lazy_supported_devices("CPU", max_devices=1)
-    ['ltc:0']
+    Returns:
+        The names of the devices; None if there is none of the kind.
+
+    Example:
+        >>> ltm.get_lazy_supported_devices("CPU", max_devices=1)
+        ['ltc:0']
     """
     return names.supported_devices(devkind, max_devices)
 
@@ -60,13 +77,20 @@ def get_lazy_supported_devices(
 def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """The lazy device number `n`, or the thread's current one; it becomes the current one.
 
-    devkind  where `n` is None: the first device of this kind, "TPU", "GPU" or "CPU"
+    Args:
+        n: The device's number.
+        devkind: If `n` is None, take the first device of this kind: "TPU", "GPU" or "CPU".
 
-    Raises AssertionError where there is no device of the kind, RuntimeError where there is none of
-    the number.
+    Returns:
+        The device.
 
-    >>> ltm.lazy_device(), ltm.lazy_device(0, devkind="CPU")
-    (device(type='ltc', index=0), device(type='ltc', index=0))
+    Raises:
+        AssertionError: If there is no device of the kind.
+        RuntimeError: If there is no device of that number.
+
+    Example:
+        >>> ltm.lazy_device(), ltm.lazy_device(0, devkind="CPU")
+        (device(type='ltc', index=0), device(type='ltc', index=0))
     """
     if n is not None:
         device = device_of(n)
@@ -83,10 +107,18 @@ def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.devic
 def lazy_real_devices(devices: Sequence) -> list[str]:
     """The names of the devices behind lazy ones; a name that is real already stays as it is.
 
-    Raises RuntimeError where one is neither, or is a device that this process does not have.
+    Args:
+        devices: Lazy devices, their names, or names of real devices.
 
-    >>> ltm.lazy_real_devices(["ltc:0", "CPU:1"])
-    ['CPU:0', 'CPU:1']
+    Returns:
+        Names of real devices, in the same order.
+
+    Raises:
+        RuntimeError: If one is neither, or is a device that this process does not have.
+
+    Example:
+        >>> ltm.lazy_real_devices(["ltc:0", "CPU:1"])
+        ['CPU:0', 'CPU:1']
     """
     return names.real_devices(devices)
 
@@ -94,10 +126,18 @@ def lazy_real_devices(devices: Sequence) -> list[str]:
 def lazy_device_hw(device) -> str:
     """The kind of hardware behind a lazy device: "TPU", "GPU" or "CPU".
 
-    Raises RuntimeError where `device` is no lazy device of this process.
+    Args:
+        device: A lazy device, or its name.
 
-    >>> ltm.lazy_device_hw("ltc:0")
-    'CPU'
+    Returns:
+        "TPU", "GPU" or "CPU".
+
+    Raises:
+        RuntimeError: If `device` is no lazy device of this process.
+
+    Example:
+        >>> ltm.lazy_device_hw("ltc:0")
+        'CPU'
     """
     return names.kind_of(names.real_devices([device])[0])
 
@@ -105,12 +145,18 @@ def lazy_device_hw(device) -> str:
 def get_memory_info(device=None) -> dict[str, int]:
     """The memory of a device, in units of 1024 bytes: "kb_free" and "kb_total".
 
-    device  the thread's current one where None
+    Args:
+        device: The thread's current one where None.
 
-    Raises RuntimeError where there is no such device.
+    Returns:
+        Numbers by "kb_free" and "kb_total".
 
-    >>> sorted(ltm.get_memory_info())
-    ['kb_free', 'kb_total']
+    Raises:
+        RuntimeError: If there is no such device.
+
+    Example:
+        >>> sorted(ltm.get_memory_info())
+        ['kb_free', 'kb_total']
     """
     chosen = current_device() if device is None else device_of(device)
     end_what_runs_at_once(chosen)
@@ -123,16 +169,20 @@ def get_memory_info(device=None) -> dict[str, int]:
 def set_rng_state(seed: int, device=None) -> None:
     """Seed a device: what is drawn from here on depends on `seed` alone.
 
-    seed    any integer, or what `get_rng_state` returned
-    device  the thread's current one where None
+    Args:
+        seed: Any integer, or what `get_rng_state` returned.
+        device: The thread's current one where None.
 
-    Raises RuntimeError where there is no such device, TypeError where `seed` is no integer.
+    Raises:
+        RuntimeError: If there is no such device.
+        TypeError: If `seed` is no integer.
 
-    >>> ltm.set_rng_state(7)
-    >>> first = torch.rand(3, device="ltc")
-    >>> ltm.set_rng_state(7)
-    >>> torch.equal(first, torch.rand(3, device="ltc"))
-    True
+    Example:
+        >>> ltm.set_rng_state(7)
+        >>> first = torch.rand(3, device="ltc")
+        >>> ltm.set_rng_state(7)
+        >>> torch.equal(first, torch.rand(3, device="ltc"))
+        True
     """
     (current_device() if device is None else device_of(device)).random.restore_number(seed)
 
@@ -140,16 +190,21 @@ def set_rng_state(seed: int, device=None) -> None:
 def get_rng_state(device=None) -> int:
     """The random state of a device: setting it again repeats what is drawn from here on.
 
-    device  the thread's current one where None
-    return  the seed while nothing was drawn in this step; behind a draw, a larger integer
+    Args:
+        device: The thread's current one where None.
 
-    Raises RuntimeError where there is no such device.
+    Returns:
+        The seed while nothing was drawn in this step; behind a draw, a larger integer.
 
-    >>> state = ltm.get_rng_state()
-    >>> first = torch.rand(3, device="ltc")
-    >>> ltm.set_rng_state(state)
-    >>> torch.equal(first, torch.rand(3, device="ltc"))
-    True
+    Raises:
+        RuntimeError: If there is no such device.
+
+    Example:
+        >>> state = ltm.get_rng_state()
+        >>> first = torch.rand(3, device="ltc")
+        >>> ltm.set_rng_state(state)
+        >>> torch.equal(first, torch.rand(3, device="ltc"))
+        True
     """
     return (current_device() if device is None else device_of(device)).random.as_number()
 

@@ -11,16 +11,24 @@ different exchanges, or one of them does not come, each raises PeerFailure when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ltc.core.training import mark_step
+from ltc.device.storage_sharing import as_bytes
 from ltc.distributed import bucketed, collectives
 from ltc.distributed.bucketed import all_gather_bucketized, reduce_scatter_bucketized
 from ltc.distributed.collectives import Groups
-from ltc.tracebacks import make_entrances
+from ltc.distributed.rendezvous import rendezvous
+from ltc.errors import ReplicasDiffer
+from ltc.support.torch_private import plain_functions
+from ltc.tracebacks import entrance, make_entrances
+from ltc.training_loop import transfer
 
 __all__ = [
     "REDUCE_AND",
@@ -29,10 +37,12 @@ __all__ = [
     "REDUCE_MUL",
     "REDUCE_OR",
     "REDUCE_SUM",
+    "ReplicasDiffer",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "broadcast_master_param",
+    "check_replicas",
     "collective_broadcast",
     "collective_permute",
     "recv",
@@ -52,26 +62,35 @@ def all_reduce(
     cctx=None,
     pin_layout: bool = True,
 ) -> Any:
-    """Everyone's values reduced, then multiplied by `scale`.
-
-    reduce_type       "sum", "mul", "and", "or", "min" or "max" (REDUCE_SUM and its neighbours)
-    inputs            a tensor: the result is a new one; a list: reduced in place, as one exchange.
-                      Shapes and dtypes are the same on every replica
-    groups            of ordinals that reduce among themselves; None: all together
-    cctx, pin_layout  ignored
-    return            the new tensor, of the input's shape; or the list itself
+    """Reduce the values of all replicas, then multiply by `scale`.
 
     One replica: a copy, or the list untouched; `scale` is not applied.
-    Raises RuntimeError for another kind, "and" and "or" of floats, or "min" and "max" of complex
-    numbers; ValueError or AssertionError for groups that do not name each replica once, or differ
-    in size; PeerFailure when the step runs, where replicas disagree.
 
-    >>> def replica(rank):
-    ...     mine = torch.full((2,), rank + 1.0, device="ltc")
-    ...     return ltm.all_reduce(ltm.REDUCE_SUM, mine, scale=0.5).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[1.5, 1.5], [1.5, 1.5]]
+    Args:
+        reduce_type: "sum", "mul", "and", "or", "min" or "max" (REDUCE_SUM and its neighbours).
+        inputs: A tensor: the result is a new one; a list: reduced in place, as one exchange. Shapes
+            and dtypes are the same on every replica.
+        groups: Groups of ordinals that reduce among themselves; None: all together.
+        cctx: Ignored.
+        pin_layout: Ignored.
+
+    Returns:
+        The new tensor, of the input's shape; or the list itself.
+
+    Raises:
+        RuntimeError: For another kind, "and" and "or" of floats, or "min" and "max" of complex
+            numbers.
+        ValueError or AssertionError: For groups that do not name each replica once, or differ in
+            size.
+        PeerFailure: When the step runs, if replicas disagree.
+
+    Example:
+        >>> def replica(rank):
+        ...     mine = torch.full((2,), rank + 1.0, device="ltc")
+        ...     return ltm.all_reduce(ltm.REDUCE_SUM, mine, scale=0.5).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[1.5, 1.5], [1.5, 1.5]]
     """
     return collectives.all_reduce(reduce_type, inputs, scale, groups)
 
@@ -85,29 +104,37 @@ def all_gather(
     channel_id=None,
     use_global_device_ids=None,
 ) -> Any:
-    """Everyone's `value`, joined along `dim` in the order of the ordinals.
+    """Join the `value` of all replicas along `dim`, in the order of the ordinals.
 
-    value   a tensor, or a list of them; one without dimensions counts as [1]
-    groups  of ordinals that gather among themselves; None: all together
-    output  where it goes: a tensor for a tensor, a list for a list; the result is returned too
-    return  of `value`'s shape, `dim` as many times as long as there are members
+    Args:
+        pin_layout: Must not be true for a list; the rest is ignored.
+        value: A tensor, or a list of them; one without dimensions counts as [1].
+        groups: Groups of ordinals that gather among themselves; None: all together.
+        output: The tensor, or list for a list, that gets the result, which is returned too.
 
-    pin_layout must not be true for a list; the rest is ignored.
-    Raises TypeError for what is neither tensor nor list, IndexError for a `dim` that `value` lacks,
-    RuntimeError for a list with `pin_layout`, ValueError for an `output` of another shape or count;
-    ValueError or AssertionError for groups as `all_reduce` does; PeerFailure when the step runs.
+    Returns:
+        A tensor of `value`'s shape, with `dim` as many times as long as there are members.
 
-    >>> def replica(rank):
-    ...     return ltm.all_gather(torch.full((1, 2), rank, device="ltc")).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
+    Raises:
+        TypeError: For a value that is neither a tensor nor a list.
+        IndexError: For a `dim` that `value` lacks.
+        RuntimeError: For a list with `pin_layout`.
+        ValueError: For an `output` of another shape or count.
+        ValueError or AssertionError: For groups as `all_reduce` does.
+        PeerFailure: When the step runs.
+
+    Example:
+        >>> def replica(rank):
+        ...     return ltm.all_gather(torch.full((1, 2), rank, device="ltc")).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
     """
     if isinstance(value, torch.Tensor):
         result = collectives.all_gather(value, dim, groups)
         return result if output is None else bucketed.into(output, result)
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"all_gather of a {type(value).__name__}: give a tensor or a list of them")
+        raise TypeError(f"all_gather of a {type(value).__name__}: pass a tensor or a list of them")
     return all_gather_bucketized(value, dim, groups, _as_list(output), bool(pin_layout))
 
 
@@ -123,26 +150,33 @@ def reduce_scatter(
     channel_id=None,
     use_global_device_ids=None,
 ) -> Any:
-    """This replica's part, along `scatter_dim`, of everyone's `input` reduced and scaled.
+    """Reduce and scale the `input` of all replicas; return this replica's part along `scatter_dim`.
 
-    input        a tensor, or a list of them; the dimension must be a multiple of `shard_count`
-    shard_count  the members of the group: part j goes to member j
-    output       where it goes: a tensor for a tensor, a list for a list; returned too
-    return       of `input`'s shape, with 1 / shard_count of the dimension
+    Args:
+        pin_layout: Must not be true for a list; the rest is ignored.
+        input: A tensor, or a list of them; the dimension must be a multiple of `shard_count`.
+        shard_count: The members of the group: part j goes to member j.
+        output: The tensor, or list for a list, that gets the result, which is returned too.
 
-    pin_layout must not be true for a list; the rest is ignored.
-    Raises ValueError for another `shard_count`, a dimension that cannot be cut into so many, an
-    `output` of another shape; RuntimeError for a kind that does not exist, or a list with
-    `pin_layout`; IndexError for a dimension that there is not; TypeError for an `output` that is no
-    list; ValueError or AssertionError for groups as `all_reduce` does; PeerFailure when the step
-    runs.
+    Returns:
+        A tensor of `input`'s shape, with 1 / shard_count of the dimension.
 
-    >>> def replica(rank):
-    ...     mine = torch.arange(4.0, device="ltc") + rank
-    ...     return ltm.reduce_scatter("sum", mine, 1.0, scatter_dim=0, shard_count=2).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[1.0, 3.0], [5.0, 7.0]]
+    Raises:
+        ValueError: For another `shard_count`, a dimension that cannot be cut into so many, an
+            `output` of another shape.
+        RuntimeError: For a kind that does not exist, or a list with `pin_layout`.
+        IndexError: For a dimension that there is not.
+        TypeError: For an `output` that is no list.
+        ValueError or AssertionError: For groups as `all_reduce` does.
+        PeerFailure: When the step runs.
+
+    Example:
+        >>> def replica(rank):
+        ...     mine = torch.arange(4.0, device="ltc") + rank
+        ...     return ltm.reduce_scatter("sum", mine, 1.0, scatter_dim=0, shard_count=2).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[1.0, 3.0], [5.0, 7.0]]
     """
     if isinstance(input, torch.Tensor):
         result = collectives.reduce_scatter(
@@ -177,39 +211,51 @@ def all_to_all(
 ) -> torch.Tensor:
     """`value` cut into parts, part j sent to member j; the parts received, joined in their order.
 
-    value             its `split_dimension` is a multiple of `split_count`
-    concat_dimension  along which the received parts are joined
-    split_count       the members of the group
-    pin_layout        ignored
+    Args:
+        value: Its `split_dimension` is a multiple of `split_count`.
+        split_dimension: The dimension that is cut into parts.
+        concat_dimension: Along which the received parts are joined.
+        split_count: The members of the group.
+        groups: Lists of ordinals that exchange among themselves; None: all.
+        pin_layout: Ignored.
 
-    Raises ValueError for another `split_count`, or a dimension that cannot be cut into so many;
-    IndexError for a dimension that there is not; ValueError or AssertionError for groups as
-    `all_reduce` does; PeerFailure when the step runs.
+    Returns:
+        The parts that this replica has received, joined.
 
-    >>> def replica(rank):
-    ...     mine = torch.tensor([10 * rank, 10 * rank + 1]).to("ltc")
-    ...     return ltm.all_to_all(mine, split_dimension=0, concat_dimension=0, split_count=2).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[0, 10], [1, 11]]
+    Raises:
+        ValueError: For another `split_count`, or a dimension that cannot be cut into so many.
+        IndexError: For a dimension that there is not.
+        ValueError or AssertionError: For groups as `all_reduce` does.
+        PeerFailure: When the step runs.
+
+    Example:
+        >>> def replica(rank):
+        ...     mine = torch.tensor([10 * rank, 10 * rank + 1]).to("ltc")
+        ...     return ltm.all_to_all(mine, split_dimension=0, concat_dimension=0, split_count=2).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[0, 10], [1, 11]]
     """
     return collectives.all_to_all(value, split_dimension, concat_dimension, split_count, groups)
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence) -> torch.Tensor:
-    """What the replica that is paired with this one sends, of `value`'s shape; zeros where none is.
+    """Return the tensor that this replica's partner sends, of `value`'s shape; zeros where none is.
 
-    pairs  (from, to) ordinals, the same on every replica; each sends and receives at most once
+    Args:
+        pairs: (from, to) ordinals, the same on every replica; each sends and receives at most once.
 
-    Raises ValueError where an ordinal sends or receives twice, or there is no such replica;
-    PeerFailure when the step runs.
+    Raises:
+        ValueError: If an ordinal sends or receives twice, or there is no such replica.
+        PeerFailure: When the step runs.
 
-    >>> def replica(rank):
-    ...     mine = torch.full((2,), rank + 1.0, device="ltc")
-    ...     return ltm.collective_permute(mine, pairs=[(0, 1)]).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[0.0, 0.0], [1.0, 1.0]]
+    Example:
+        >>> def replica(rank):
+        ...     mine = torch.full((2,), rank + 1.0, device="ltc")
+        ...     return ltm.collective_permute(mine, pairs=[(0, 1)]).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[0.0, 0.0], [1.0, 1.0]]
     """
     return collectives.collective_permute(value, pairs)
 
@@ -222,20 +268,25 @@ def collective_broadcast(
 ) -> None:
     """Every replica's tensors become those of the root, in place, whatever they held.
 
-    root_ordinal  with groups, its position in each of them
-    pin_layout    ignored
-
     Nothing is computed with what the others held, so a NaN there does no harm.
-    Raises ValueError where there is no such root; ValueError or AssertionError for groups as
-    `all_reduce` does; PeerFailure when the step runs.
 
-    >>> def replica(rank):
-    ...     mine = torch.full((2,), float(rank), device="ltc")
-    ...     ltm.collective_broadcast([mine], root_ordinal=1)
-    ...     return mine.tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[1.0, 1.0], [1.0, 1.0]]
+    Args:
+        root_ordinal: With groups, its position in each of them.
+        pin_layout: Ignored.
+
+    Raises:
+        ValueError: If there is no such root.
+        ValueError or AssertionError: For groups as `all_reduce` does.
+        PeerFailure: When the step runs.
+
+    Example:
+        >>> def replica(rank):
+        ...     mine = torch.full((2,), float(rank), device="ltc")
+        ...     ltm.collective_broadcast([mine], root_ordinal=1)
+        ...     return mine.tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     collectives.broadcast(tensors, root_ordinal, groups)
 
@@ -245,14 +296,18 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
 
     Raises what `mark_step` raises: PeerFailure, where replicas' models differ in their shapes.
 
-    >>> def replica(rank):
-    ...     model = torch.nn.Linear(1, 1, bias=False, device="ltc")
-    ...     torch.nn.init.constant_(model.weight, rank + 5.0)
-    ...     ltm.broadcast_master_param(model)
-    ...     return model.weight.item()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [5.0, 5.0]
+    Args:
+        model: A module whose parameters and buffers are on a lazy device.
+
+    Example:
+        >>> def replica(rank):
+        ...     model = torch.nn.Linear(1, 1, bias=False, device="ltc")
+        ...     torch.nn.init.constant_(model.weight, rank + 5.0)
+        ...     ltm.broadcast_master_param(model)
+        ...     return model.weight.item()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [5.0, 5.0]
     """
     collectives.broadcast([*model.parameters(), *model.buffers()])
     mark_step()
@@ -261,47 +316,56 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
 def send(value: torch.Tensor, channel_id: int, target: int | None = None) -> None:
     """Send `value` to the replica `target`, which calls `recv`.
 
-    channel_id  ignored: messages between two replicas keep their order
-    target      an ordinal; None, where there are two replicas: the other
-
     Two replicas may both send first and then receive, up to 16 KiB between threads, 2 MiB between
     processes of a host: more than that, and what goes to another host, waits for its receiver.
 
-    Raises ValueError where `target` is None and there are not two replicas, or it is no other one;
-    PeerFailure when the step runs, where the other does not receive.
+    Args:
+        channel_id: Ignored: messages between two replicas keep their order.
+        target: An ordinal; None, where there are two replicas: the other.
 
-    >>> def replica(rank):
-    ...     x = torch.full((2,), rank + 1.0, device="ltc")
-    ...     if rank == 0:
-    ...         ltm.send(x, channel_id=1)
-    ...     else:
-    ...         ltm.recv(x, channel_id=1)
-    ...     return x.tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[1.0, 1.0], [1.0, 1.0]]
+    Raises:
+        ValueError: If `target` is None and there are not two replicas, or it is no other one.
+        PeerFailure: When the step runs, if the other does not receive.
+
+    Example:
+        >>> def replica(rank):
+        ...     x = torch.full((2,), rank + 1.0, device="ltc")
+        ...     if rank == 0:
+        ...         ltm.send(x, channel_id=1)
+        ...     else:
+        ...         ltm.recv(x, channel_id=1)
+        ...     return x.tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     collectives.send(value, _other(target))
 
 
 def recv(output: torch.Tensor, channel_id: int, source: int | None = None) -> torch.Tensor:
-    """What the replica `source` sends: as a new tensor, and in `output`.
+    """Receive the tensor that the replica `source` sends: as a new tensor, and in `output`.
 
-    output      of the shape and dtype of what is sent
-    channel_id  ignored: messages between two replicas keep their order
-    source      an ordinal; None, where there are two replicas: the other
+    Args:
+        output: A tensor of the sent one's shape and dtype.
+        channel_id: Ignored: messages between two replicas keep their order.
+        source: An ordinal; None, where there are two replicas: the other.
 
-    Raises ValueError where `source` is None and there are not two replicas, or it is no other one;
-    PeerFailure when the step runs, where the other does not send, or sends another shape.
+    Returns:
+        The tensor that came.
 
-    >>> def replica(rank):
-    ...     if rank == 0:
-    ...         ltm.send(torch.ones(2, device="ltc"), channel_id=1, target=1)
-    ...     else:
-    ...         return ltm.recv(torch.empty(2, device="ltc"), channel_id=1, source=0).tolist()
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [None, [1.0, 1.0]]
+    Raises:
+        ValueError: If `source` is None and there are not two replicas, or it is no other one.
+        PeerFailure: When the step runs, if the other does not send, or sends another shape.
+
+    Example:
+        >>> def replica(rank):
+        ...     if rank == 0:
+        ...         ltm.send(torch.ones(2, device="ltc"), channel_id=1, target=1)
+        ...     else:
+        ...         return ltm.recv(torch.empty(2, device="ltc"), channel_id=1, source=0).tolist()
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [None, [1.0, 1.0]]
     """
     return collectives.recv(output, _other(source))
 
@@ -313,3 +377,76 @@ def _other(ordinal: int | None) -> int:
 
 
 make_entrances(globals(), __all__)
+
+
+# --- Comparing replicas -----------------------------------------------------------------------
+
+# A bit that flips in one of them stays there.
+
+
+@entrance
+def check_replicas(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    """Raise ReplicasDiffer, on every replica, where a parameter has not the same bits on all.
+
+    Every replica calls it, in the same place, every thousand steps say. It reads all parameters and
+    exchanges eight bytes for each. Buffers are not looked at where a model is given: statistics of
+    batches differ by right.
+
+    Args:
+        model: Its parameters are looked at; or tensors by name, such as `model.state_dict()`.
+
+    Raises:
+        PeerFailure: If a replica does not come.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2).to("ltc")
+        >>> ltm.check_replicas(model)
+    """
+    tensors = model if isinstance(model, Mapping) else dict(model.named_parameters())
+    with plain_functions(), torch.no_grad():
+        values = transfer.to_cpu([tensor.detach() for tensor in tensors.values()])
+        mine = {name: _digest(value) for name, value in zip(tensors, values)}
+    payloads = rendezvous("ltc.check_replicas", json.dumps(mine).encode())
+    _compare([json.loads(payload) for payload in payloads])
+
+
+def _digest(value: torch.Tensor) -> str:
+    """Return a digest of dtype, shape and bits."""
+    digest = hashlib.blake2b(f"{value.dtype} {list(value.shape)} ".encode(), digest_size=8)
+    digest.update(as_bytes(value).numpy().data)
+    return digest.hexdigest()
+
+
+def _compare(replicas: list[dict[str, str]]) -> None:
+    names = list(dict.fromkeys(name for digests in replicas for name in digests))
+    differing = [name for name in names if len({one.get(name) for one in replicas}) > 1]
+    if not differing:
+        return
+    held = [one.get(differing[0]) for one in replicas]
+    usual, count = collections.Counter(held).most_common(1)[0]
+    is_clear = 2 * count > len(held)
+    ordinals = [k for k, digest in enumerate(held) if digest != usual or not is_clear]
+    others = f"the other {count}" if is_clear else "each other"
+    who = (
+        f"Replica {ordinals[0]} differs"
+        if len(ordinals) == 1
+        else f"Replicas {_listed(ordinals)} differ"
+    )
+    raise ReplicasDiffer(
+        f"{who} from {others} in {differing[0]!r}, {_counted(differing)} not the same bits on all "
+        f"{len(replicas)} replicas. All replicas run the same computation, so either the program of "
+        f"one differs (other initial values, an additional step), or its memory is faulty. Restart "
+        f"from a checkpoint; `broadcast_master_param` makes the replicas equal.",
+        differing,
+        ordinals,
+    )
+
+
+def _listed(ordinals: list[int]) -> str:
+    """ "0, 2 and 3"."""
+    return f"{', '.join(map(str, ordinals[:-1]))} and {ordinals[-1]}"
+
+
+def _counted(names: list[str]) -> str:
+    more = len(names) > 1
+    return f"the first of {len(names)} tensors that are" if more else "the only tensor that is"

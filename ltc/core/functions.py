@@ -26,9 +26,10 @@ __all__ = [
 class AllReduce(torch.autograd.Function):
     """`all_reduce` with the gradients that its docstring states.
 
-    >>> from ltc.core import functions
-    >>> functions.AllReduce.apply("sum", torch.ones(2, device="ltc"), 1.0, None).tolist()
-    [1.0, 1.0]
+    Example:
+        >>> from ltc.core import functions
+        >>> functions.AllReduce.apply("sum", torch.ones(2, device="ltc"), 1.0, None).tolist()
+        [1.0, 1.0]
     """
 
     @staticmethod
@@ -61,19 +62,21 @@ def all_reduce(
 ) -> torch.Tensor:
     """Everyone's `value` reduced, then multiplied by `scale`; of `value`'s shape.
 
-    reduce_type  "sum", "mul", "min" or "max"; the others of `ltm.all_reduce` have no gradient
-    groups       lists of ordinals that reduce among themselves; None: all together
-
     Backward, without any exchange: of a sum, grad * scale; of a product, grad * output / value and
     0 where value is 0; of min and max, grad where value is the result. RuntimeError for others, and
     for a kind that does not exist; for groups as `ltm.all_reduce` does; PeerFailure when the step
     runs, where replicas disagree.
 
-    >>> from ltc.core import functions
-    >>> x = torch.ones(2, device="ltc", requires_grad=True)
-    >>> functions.all_reduce("sum", x).sum().backward()
-    >>> x.grad.tolist()
-    [1.0, 1.0]
+    Args:
+        reduce_type: "sum", "mul", "min" or "max"; the others of `ltm.all_reduce` have no gradient.
+        groups: Lists of ordinals that reduce among themselves; None: all together.
+
+    Example:
+        >>> from ltc.core import functions
+        >>> x = torch.ones(2, device="ltc", requires_grad=True)
+        >>> functions.all_reduce("sum", x).sum().backward()
+        >>> x.grad.tolist()
+        [1.0, 1.0]
     """
     return AllReduce.apply(reduce_type, value, scale, groups)
 
@@ -81,9 +84,10 @@ def all_reduce(
 class AllGather(torch.autograd.Function):
     """`all_gather` with the gradient that its docstring states.
 
-    >>> from ltc.core import functions
-    >>> functions.AllGather.apply(torch.ones(2, device="ltc"), 0).tolist()
-    [1.0, 1.0]
+    Example:
+        >>> from ltc.core import functions
+        >>> functions.AllGather.apply(torch.ones(2, device="ltc"), 0).tolist()
+        [1.0, 1.0]
     """
 
     @staticmethod
@@ -100,30 +104,37 @@ class AllGather(torch.autograd.Function):
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Everyone's `value`, joined along `dim` in ordinal order; a number counts as one element.
+    """Join the `value` of all replicas along `dim` in ordinal order; a number counts as one element.
 
-    return  of `value`'s shape, `dim` as many times as long as there are replicas
+    Backward, without any exchange: this replica's slice of the gradient.
 
-    Backward, without any exchange: this replica's slice of the gradient. Raises IndexError for a
-    `dim` that `value` lacks; PeerFailure when the step runs, where replicas disagree.
+    Returns:
+        A tensor of `value`'s shape, with `dim` as many times as long as there are replicas.
 
-    >>> from ltc.core import functions
-    >>> x = torch.ones(2, device="ltc", requires_grad=True)
-    >>> functions.all_gather(x).sum().backward()
-    >>> x.grad.tolist()
-    [1.0, 1.0]
+    Raises:
+        IndexError: For a `dim` that `value` lacks.
+        PeerFailure: When the step runs, if replicas disagree.
+
+    Example:
+        >>> from ltc.core import functions
+        >>> x = torch.ones(2, device="ltc", requires_grad=True)
+        >>> functions.all_gather(x).sum().backward()
+        >>> x.grad.tolist()
+        [1.0, 1.0]
     """
     return AllGather.apply(value, dim)
 
 
 class AllReduceSumLayer(torch.autograd.Function):
-    """A sum over the replicas whose gradient is summed over them too: for models cut in shards.
+    """Sum over the replicas, and sum the gradient over them too: for models cut in shards.
 
-    Raises PeerFailure when the step runs, where replicas disagree.
+    Raises:
+        PeerFailure: When the step runs, if replicas disagree.
 
-    >>> from ltc.core.functions import AllReduceSumLayer
-    >>> AllReduceSumLayer.apply(torch.ones(2, device="ltc")).tolist()  # of two replicas: [2.0, 2.0]
-    [1.0, 1.0]
+    Example:
+        >>> from ltc.core.functions import AllReduceSumLayer
+        >>> AllReduceSumLayer.apply(torch.ones(2, device="ltc")).tolist()  # of two replicas: [2.0, 2.0]
+        [1.0, 1.0]
     """
 
     @staticmethod
@@ -136,20 +147,25 @@ class AllReduceSumLayer(torch.autograd.Function):
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
-    """The product of a weight whose columns are spread over the replicas with each one's own input.
+    """Multiply a weight whose columns are spread over the replicas with each one's own input.
 
-    w       [N, K], this replica's columns of the whole weight [N, K * replicas]
-    x       [K * replicas, M], this replica's own input, M equal everywhere
-    split   pieces of M that are exchanged one after another: bounds the memory
-    return  [N, M], the whole weight times this replica's `x`
+    Args:
+        w: [N, K], this replica's columns of the whole weight [N, K * replicas].
+        x: [K * replicas, M], this replica's own input, M equal everywhere.
+        split: Pieces of M that are exchanged one after another: bounds the memory.
 
-    Raises AssertionError where `x` does not fit `w`, or M is no multiple of `split`; PeerFailure
-    when the step runs, where replicas disagree.
+    Returns:
+        [N, M], the whole weight times this replica's `x`.
 
-    >>> from ltc.core.functions import distributed_mm
-    >>> w, x = torch.ones(2, 3, device="ltc"), torch.ones(3, 4, device="ltc")
-    >>> distributed_mm(w, x).tolist()  # of two replicas, x is [6, 4]
-    [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
+    Raises:
+        AssertionError: If `x` does not fit `w`, or M is no multiple of `split`.
+        PeerFailure: When the step runs, if replicas disagree.
+
+    Example:
+        >>> from ltc.core.functions import distributed_mm
+        >>> w, x = torch.ones(2, 3, device="ltc"), torch.ones(3, 4, device="ltc")
+        >>> distributed_mm(w, x).tolist()  # of two replicas, x is [6, 4]
+        [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
     replicas, ordinal = collectives.replica_count(), collectives.ordinal()
     assert x.size(0) // replicas == w.size(1), f"{list(x.shape)} does not fit {list(w.shape)}"
@@ -167,16 +183,20 @@ def _product(w: torch.Tensor, x: torch.Tensor, replicas: int, ordinal: int) -> t
 class SyncBatchNorm(torch.nn.Module):
     """Batch normalisation over the batches of all replicas together.
 
-    num_features  C of a batch [N, C, ...] of two to five dimensions; the result has its shape
-
     Outputs and gradients are those of torch.nn.BatchNorm on the joined batch, where the replicas'
-    batches are of one size. `running_var` accumulates the biased variance. Raises AssertionError
-    for a batch of other dimensions or channels.
+    batches are of one size. `running_var` accumulates the biased variance.
 
-    >>> from ltc.core.functions import SyncBatchNorm
-    >>> norm = SyncBatchNorm(1, eps=0.0).to("ltc")
-    >>> norm(torch.tensor([[-1.0], [1.0]]).to("ltc")).tolist()
-    [[-1.0], [1.0]]
+    Args:
+        num_features: C of a batch [N, C, ...] of two to five dimensions; the result has its shape.
+
+    Raises:
+        AssertionError: For a batch of other dimensions or channels.
+
+    Example:
+        >>> from ltc.core.functions import SyncBatchNorm
+        >>> norm = SyncBatchNorm(1, eps=0.0).to("ltc")
+        >>> norm(torch.tensor([[-1.0], [1.0]]).to("ltc")).tolist()
+        [[-1.0], [1.0]]
     """
 
     running_mean: torch.Tensor

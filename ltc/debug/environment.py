@@ -1,4 +1,4 @@
-"""What ltc runs on and with, as text: `python -m ltc info`, and the head of a report of a fault."""
+"""The machine and the libraries that ltc uses, as text: `python -m ltc info`, and fault reports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 
 from ltc import config
 from ltc.device.recording.recorder import devices
-from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.ops import dispatch
-from ltc.runtime.transfers import backend
+from ltc.native.core import CORE, WHY_NOT
+from ltc.runtime.transfers import backend, capabilities
 from ltc.support.disk_cache import disk_cache
 from ltc.support.folder_safety import danger
 from ltc.support.process import processors
@@ -24,11 +23,12 @@ _MEGABYTE = 1 << 20
 
 
 def describe() -> str:
-    """A line for each fact, and last whether a program runs.
+    """Return a line for each fact; the last one says if a program runs.
 
-    >>> from ltc.debug import environment
-    >>> environment.describe().splitlines()[0].split()[:2]
-    ['ltc', '0.1.0']
+    Example:
+        >>> from ltc.debug import environment
+        >>> environment.describe().splitlines()[0].split()[:2]
+        ['ltc', '0.1.0']
     """
     width = 12
     return "\n".join(f"{name:{width}} {text}" for name, text in _facts())
@@ -48,6 +48,7 @@ def _facts() -> Iterator[tuple[str, str]]:
         f"{processors.count()} of {os.cpu_count()}; {torch.get_num_threads()} threads",
     )
     yield "cache", describe_cache()
+    yield "native core", "used" if CORE is not None else f"none: {WHY_NOT.splitlines()[0]}"
     for flag, variable, text in config.found_in_environment():
         yield "variable", f"{flag}={text}" + ("" if flag == variable else f", by {variable}")
     for name, nearest in config.unknown_variables():
@@ -69,29 +70,26 @@ def _backend() -> str:
     asked = config.value("LTC_BACKEND")
     try:
         made = backend().name
-    except Exception as error:  # what hinders it is what a report is about
+    except Exception as error:  # the report shows the reason
         return f"{asked}: {error}"
-    return asked if made == asked else f"{made}, in the place of {asked}"
+    return asked if made == asked else f"{made}, in place of {asked}"
 
 
 def _processor() -> str:
-    if config.value("LTC_BACKEND") != "llvm":
-        return platform.machine()
     try:
-        host = llvm_binding.host()
-        return (
-            f"{host.cpu or 'unknown to LLVM'}, kernels for {dispatch.isa().name} (LLVM {host.llvm})"
-        )
-    except Exception as error:  # what hinders LLVM is what a report is about
+        describe = capabilities().describe
+        return platform.machine() if describe is None else describe()
+    except Exception as error:  # the report shows the reason
         return f"{type(error).__name__}: {error}"
 
 
 def describe_cache() -> str:
-    """Where compiled programs are kept on disk, and how much; or why they are not.
+    """Describe where compiled programs are kept on disk, and how much; or why they are not.
 
-    >>> from ltc.debug import environment
-    >>> print(environment.describe_cache())  # doctest: +SKIP
-    /home/you/.cache/ltc: 85 files, 4.1 of at most 1024 MB
+    Example:
+        >>> from ltc.debug import environment
+        >>> print(environment.describe_cache())  # doctest: +SKIP
+        /home/you/.cache/ltc: 85 files, 4.1 of at most 1024 MB
     """
     cache = disk_cache()
     if cache is None:
@@ -99,7 +97,7 @@ def describe_cache() -> str:
     try:
         reason = danger(cache.folder)
     except OSError:
-        return f"{cache.folder}, which is not there yet"
+        return f"{cache.folder}, which does not exist yet"
     if reason is not None:
         return f"not used: {reason}"
     files, nbytes = cache.count()
@@ -108,10 +106,10 @@ def describe_cache() -> str:
 
 
 def _trial() -> str:
-    """One program from its first call to its value."""
+    """Run one program from its first call to its value, and return a verdict."""
     try:
         x = torch.arange(6.0, device="ltc").reshape(2, 3)
         value = (x @ x.t() + 1).sum().item()
     except Exception as error:  # whatever it is, it is the answer
         return f"fails with {type(error).__name__}: {error}"
-    return "runs" if value == 87.0 else f"gives {value} for 87.0"
+    return "runs" if value == 87.0 else f"gives {value} in place of 87.0"

@@ -1,14 +1,14 @@
-"""What ltc makes of what is pending, stage by stage, as text: calls, graph, kernels, machine code.
+"""Show pending work stage by stage, as text: calls, graph, kernels, machine code.
 
     import ltc.debug.graphs as graphs
 
     y = (x * 2).relu().sum()
-    print(graphs.text(y))                       # the primitives that y is computed by
+    print(graphs.text(y))                       # the primitives that compute y
     print(graphs.text(y, stage="kernels"))      # the loops they become
     print(graphs.text(y, stage="assembly"))     # the instructions
 
-Nothing is run, and nothing that is pending changes.  LTC_DUMP=kernels,llvm prints the same stages
-of every step when it is compiled.
+Nothing is run, and nothing that is pending changes. LTC_DUMP=kernels,llvm prints the same stages of
+every step when it is compiled.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ def stages() -> tuple[str, ...]:
 
 
 def text(*tensors: torch.Tensor, stage: str = "") -> str:
-    """What is to be computed for lazy tensors, as one stage shows it.
-
-    tensors  on one device; without any, everything that the next mark_step of the current device
-             would compute
-    stage    one of `stages()`; by default the graph that the backend is given
+    """Return the pending computation of lazy tensors, as one stage shows it.
 
     A tensor whose value is already there shows as an input.
-    Raises ValueError where there is no such stage, NotLazyTensor where a tensor is not lazy.
+
+    Args:
+        tensors: On one device; without any, everything that the next mark_step of the current
+            device would compute.
+        stage: One of `stages()`; by default the graph that the backend is given.
+
+    Raises:
+        ValueError: If there is no such stage.
+        NotLazyTensor: If a tensor is not lazy.
     """
     known = stages()
     stage = stage or pipeline.PIPELINE[-1].name
@@ -52,7 +56,7 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
     recorder = (states[0].device if states else current_device()).recorder()
 
     def calls_and_outputs() -> tuple[list[Call], tuple[CallResult, ...]]:
-        if recorder.op_by_op is not None:
+        if recorder.immediate is not None:
             return [], ()  # all that was called has run
         values = [value_of(state) for state in states] or _pending(recorder)
         outputs = tuple(dict.fromkeys(values))
@@ -90,7 +94,8 @@ def _operand(operand, numbers: dict[CallResult, str]) -> str:
 
 
 def _pending(recorder: Recorder) -> list[CallResult]:
-    """What the next mark would compute: values that are still held; of views, their base's."""
+    """Return the values that the next mark would compute: those still held; of views, their base's."""
+    recorder.catch_up()
     found = []
     states = [*recorder.live, *recorder.bound]
     for state, references in zip(states, reference_counts(states)):

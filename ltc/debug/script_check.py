@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.debug import metrics
-from ltc.distributed.lazy_multiprocessing import RankFailed, Ranks
+from ltc.distributed.lazy_multiprocessing import Ranks
+from ltc.errors import RankFailed
+from ltc.support.observation import metrics
 
 SEED = 0
 TOLERANCE = 1e-3  # relative: rounding grows in training, and a fault is larger
@@ -54,11 +55,12 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Observed:
-    """What one rank's run of the script was like.
+    """The observations of one rank's run of the script.
 
-    losses  of each backward pass, in order
-    counts  row -> how often
-    failed  why the run came to no end; "" where it did
+    Attributes:
+        losses: The loss of each backward pass, in order.
+        counts: Row -> number of events.
+        failed: The reason why the run did not end; "" where it did.
     """
 
     losses: tuple[float, ...]
@@ -67,9 +69,11 @@ class Observed:
 
 
 def check(script: str, arguments: Sequence[str], backwards: int) -> tuple[str, bool]:
-    """What the runs were like, as text, and whether all ended and the compiled one computed the same.
+    """Compare the runs: return a report as text, and True if all ended and the compiled one computed
+    the same.
 
-    backwards  how many backward passes each run makes; a script that ends before makes fewer
+    Args:
+        backwards: Number of backward passes of each run; a script that ends earlier makes fewer.
     """
     found = {way.name: _run(way, script, list(arguments), backwards) for way in WAYS}
     expected, compiled = found["eager"], found["1 rank"]
@@ -94,7 +98,7 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
 
 
 def run_module_as_main(module: str, arguments: Sequence[str]) -> None:
-    """Likewise a module, as `python -m` does."""
+    """Run the module in this process as its main program, as `python -m` does."""
     sys.argv = [module, *arguments]
     sys.path[0] = os.getcwd()
     try:
@@ -105,7 +109,7 @@ def run_module_as_main(module: str, arguments: Sequence[str]) -> None:
 
 
 def _run(way: Way, script: str, arguments: list[str], backwards: int) -> Observed:
-    """What rank 0 saw."""
+    """Run the script one way and return the observations of rank 0."""
     try:
         with config.override(**way.settings):
             ranks = Ranks(_observed, (script, arguments, backwards), way.ranks, start_method="fork")
@@ -196,8 +200,8 @@ def _verdict(difference: float, any_losses: bool) -> str:
     if not any_losses:
         return "The script makes no backward pass, so there is nothing to compare."
     if difference <= TOLERANCE:
-        return f"1 rank computes what eager does: the losses differ by at most {difference:.1e}."
+        return f"1 rank agrees with eager: the losses differ by at most {difference:.1e}."
     return (
-        f"1 rank does not compute what eager does: the losses differ by up to {difference:.1e}. Where the "
-        "script draws nothing at random that is not seeded, run it with LTC_VERIFY=1, and report it."
+        f"1 rank disagrees with eager: the losses differ by up to {difference:.1e}. If the script seeds all "
+        "its random numbers, run it with LTC_VERIFY=1, and report the difference."
     )

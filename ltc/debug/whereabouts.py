@@ -1,7 +1,7 @@
-"""Where every thread of a process is, printed when it gets SIGUSR1; `python -m ltc dump PID` sends it.
+"""Print where every thread of a process is when it gets SIGUSR1; `python -m ltc dump PID` sends it.
 
-For a program that seems to stand still: which line of yours each thread is at, what it does there,
-what it has recorded, and which collectives the replicas of this host are in.
+For a program that seems to stand still: the line of yours at which each thread is, its recorded
+calls, and the collectives that the replicas of this host are in.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from types import FrameType
 
 from ltc import config
-from ltc.debug import metrics
 from ltc.device.recording.recorder import devices_in_use
 from ltc.distributed import world
-from ltc.distributed.transport import session
-from ltc.distributed.transport.status_board import HEAD
 from ltc.explaining.user_stack import stack_of
+from ltc.support.lazy_module import LazyModule
+from ltc.support.observation import metrics
 from ltc.support.process.thread_frames import thread_frames
+
+_session = LazyModule("ltc.distributed.transport.session")
+_status_board = LazyModule("ltc.distributed.transport.status_board")
 
 SIGNAL = signal.SIGUSR1
 _STDERR = 2
@@ -30,13 +32,14 @@ _SIGN = "ltc-answers-SIGUSR1"
 
 
 def describe_threads() -> str:
-    """Where this process's threads are, and its replicas where it has any.
+    """Describe where this process's threads are, and its replicas where it has any.
 
-    >>> from ltc.debug import whereabouts
-    >>> print(whereabouts.describe_threads())  # doctest: +SKIP
-    ltc process 4711, replica 0 of 1, after 17 step marks, at 02:14:03
-    thread MainThread at train.py:41 in step, called from train.py:77: loss = model(x)
-      in wait (threading.py:327), 15 calls recorded on ltc:0
+    Example:
+        >>> from ltc.debug import whereabouts
+        >>> print(whereabouts.describe_threads())  # doctest: +SKIP
+        ltc process 4711, replica 0 of 1, after 17 step marks, at 02:14:03
+        thread MainThread at train.py:41 in step, called from train.py:77: loss = model(x)
+          in wait (threading.py:327), 15 calls recorded on ltc:0
     """
     return "\n".join([_head(), *_threads(), *_replicas()])
 
@@ -81,23 +84,23 @@ def _recordings(thread: int) -> Iterator[str]:
     for device in devices_in_use():
         recorder = device.recorders.get(thread)
         if recorder is not None and not recorder.nothing_pending:
-            calls = recorder.op_by_op.calls if recorder.op_by_op else recorder.last.depth
-            yield f"{calls} calls {'run' if recorder.op_by_op else 'recorded'} on {device}"
+            calls = recorder.immediate.calls if recorder.immediate else recorder.last.depth
+            yield f"{calls} calls {'run' if recorder.immediate else 'recorded'} on {device}"
 
 
 def _replicas() -> Iterator[str]:
-    """The status board of the replicas of this host, where this process has met them."""
-    found = session.known(world.place())
+    """Yield the status boards of the replicas of this host if this process has met them."""
+    found = _session.known(world.place()) if _session.is_imported else None
     if found is not None:
         for lane, communicator in (("programs", found.programs), ("host", found.host)):
-            yield f"collectives of {lane}:\n{HEAD}\n{communicator.board.rows()}"
+            yield f"collectives of {lane}:\n{_status_board.HEAD}\n{communicator.board.rows()}"
 
 
 # --- the signal -----------------------------------------------------------------------------------
 
 
 def answer_signal() -> None:
-    """Print that on SIGUSR1 from now on, where nobody else has asked for that signal."""
+    """Print that description on SIGUSR1 from now on, unless the signal has a handler already."""
     is_main = threading.current_thread() is threading.main_thread()
     if config.value("LTC_ANSWER_SIGNAL") and is_main and signal.getsignal(SIGNAL) is signal.SIG_DFL:
         os.memfd_create(_SIGN)  # kept open as long as the process lives
@@ -110,17 +113,26 @@ def _answer(*_: object) -> None:
 
 
 def ask(process: int) -> list[int]:
-    """Have a process, and those it has started, print where they are; the numbers of these.
+    """Have a process and its descendants print where they are; return the processes that were asked.
 
-    Raises ProcessLookupError where there is no such process, RuntimeError where none listens: the
-    signal ends a process that does not.
+    A process that does not listen itself may be the launcher of others, which Python runs: torchrun,
+    `python -m ltc run`. Of a shell or of process 1 the descendants are other people's programs.
+
+    Raises:
+        ProcessLookupError: If there is no such process.
+        RuntimeError: If none listens: the signal would end a process that does not.
     """
-    _status(process)  # raises where there is none
+    name = _status(process)["Name"].strip()  # raises where there is none
+    if not _listens(process) and not _is_python(process):
+        raise RuntimeError(
+            f"Process {process} ({name}) is no program of ltc's and no launcher of such programs. "
+            f"No signal was sent."
+        )
     listening = [one for one in [process, *_descendants(process)] if _listens(one)]
     if not listening:
         raise RuntimeError(
-            f"Process {process} was asked where it is, and does not listen: it has not imported "
-            f"ltc, or set LTC_ANSWER_SIGNAL=0, or uses SIGUSR1 itself. Nothing was sent."
+            f"Process {process} cannot be asked where it is: it has not imported ltc, or set "
+            f"LTC_ANSWER_SIGNAL=0, or uses SIGUSR1 itself. No signal was sent."
         )
     for one in listening:
         os.kill(one, SIGNAL)
@@ -135,8 +147,16 @@ def _status(process: int) -> dict[str, str]:
         raise ProcessLookupError(f"There is no process {process} on this machine.") from None
 
 
+def _is_python(process: int) -> bool:
+    """Return True if the process runs a Python of this user's."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{process}/exe"))
+    except OSError:  # ended, or another user's
+        return False
+
+
 def _listens(process: int) -> bool:
-    """Whether it is a process of this module, and the signal is caught there."""
+    """Return True if the process runs this module and catches the signal here."""
     try:
         caught = int(_status(process)["SigCgt"], 16) >> (SIGNAL - 1) & 1
         return bool(caught) and any(map(_is_sign, os.scandir(f"/proc/{process}/fd")))

@@ -1,4 +1,4 @@
-"""What a thread does while one of its calls is watched: recordings that end, uploads, reads, marks."""
+"""Watch one call of a thread: recordings that end, uploads, reads, marks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.user_line import torchs_line, user_line
+from ltc.device.user_line import torchs_line, user_line
 
 watching: dict[int, CallObserver] = {}  # by thread; empty nearly always
 
 
 class CallObserver:
-    """What one call of a user's function has done besides recording.
+    """The effects of one call of a user's function besides recording.
 
-    recorded  (recorder, its last entry, what it came to, the states that live on) of each
-              recording that ended with something in it
-    origins   of the inputs of each: what `origin_of` says of the state that was bound
-    inputs    their buffers
-    scalars   its numbers
-    uploads   (tensor on the CPU, buffer with its elements)
-    marks     whether each step mark was to wait
-    obstacle  the first thing that cannot be done again without the function; "" where there is none
+    Attributes:
+        recorded: (recorder, its last entry, what it came to, the states that live on) of each
+            recording that ended with something in it.
+        origins: The result of `origin_of` for each bound state of these recordings.
+        inputs: Their buffers.
+        scalars: Its numbers.
+        uploads: (tensor on the CPU, buffer with its elements).
+        marks: True if each step mark was to wait.
+        obstacle: The first thing that cannot be done again without the function; "" where there is
+            none.
     """
 
     def __init__(self, origin_of: Callable[[Any], Any]) -> None:
@@ -44,7 +46,7 @@ class CallObserver:
         watching.pop(get_ident(), None)
 
     def before_end(self, recorder: Any) -> None:
-        """Holds no state: who is held would not be seen to be dead."""
+        """Note the recording; no state is held here, or a dead one would count as alive."""
         self.origins.append([self.origin_of(state) for state in recorder.bound])
         self.inputs.append(list(recorder.inputs))
         self.scalars.append(list(recorder.scalars))

@@ -67,7 +67,7 @@ def place_of_call(line: str) -> Place:
 
 
 def _innermost(frame: FrameType | None) -> ModuleName | str:
-    """Of the modules and optimizers in whose call the frame is."""
+    """Return the innermost module or optimizer in whose call the frame is."""
     module = model = None
     while frame is not None:
         code: Any = frame.f_code

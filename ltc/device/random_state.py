@@ -19,8 +19,9 @@ _MASK = (1 << 64) - 1
 class RandomState:
     """The seeds of one device.
 
-    seed     what the step began from
-    running  what the next draw advances
+    Attributes:
+        seed: The seed at the start of the step.
+        running: The seed that the next draw advances.
     """
 
     __slots__ = ("seed", "running", "initial")
@@ -57,7 +58,8 @@ class RandomState:
     def restore_number(self, state: Any) -> None:
         """Go back to what `as_number` gave; any other integer is a seed.
 
-        Raises TypeError where `state` is no integer.
+        Raises:
+            TypeError: If `state` is no integer.
         """
         try:
             number = operator.index(state)

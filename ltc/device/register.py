@@ -17,19 +17,24 @@ import torch
 
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
-from ltc.device import torch_device
+from ltc.device import core_seam, torch_device
 from ltc.device.dynamo import introduction
-from ltc.device.hooks import autocast, checked_values, generator, module, patches
+from ltc.device.hooks import (
+    autocast,
+    backend_settings,
+    checked_values,
+    module,
+    native_classes,
+    patches,
+)
 from ltc.device.ops import (
     adam_overload,
     copies,
     ctc_loss,
     decompositions,
-    histogram,
     linear_layers,
     pickling,
     recurrence_overloads,
-    recurrent_cells,
     recurrent_layers,
     sdpa,
     sdpa_overloads,
@@ -45,6 +50,7 @@ from ltc.device.recording.state import liveness_is_as_assumed
 from ltc.device.recording.sync import exclusively, stop_other_threads
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
+from ltc.native.core import CORE, KERNEL_KEY
 from ltc.runtime.background import compile_behind
 from ltc.runtime.executor import all_executors
 from ltc.runtime.program_cache import PROGRAMS
@@ -81,28 +87,29 @@ def _register_kernels(library: torch.library.Library) -> None:
             for name, kernel in {**copies.KERNELS, **storages.KERNELS}.items()
         },
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
-        **{name: _without_modes(k) for name, k in recurrent_cells.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in recurrent_layers.KERNELS.items()},
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
-        **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in decompositions.HISTOGRAMS.items()},
         **{name: _without_modes(k) for name, k in ctc_loss.KERNELS.items()},
         "expand": _expand(),
         "_embedding_bag_backward": _without_modes(
             sparse_coo.bag_gradient(lazily_built("aten::_embedding_bag_backward"))
         ),
     }
+    composite = set(torch_private.overloads_with_kernel("CompositeImplicitAutograd"))
     for name in torch_private.all_overload_names():
         rest = name.removeprefix("aten::")
         if rest == name or rest in special or rest.partition(".")[0] in KEPT_IN_CPP:
             continue
-        if torch_private.has_kernel(name, "CompositeImplicitAutograd"):
+        if name in composite:
             continue
         if schema_of(name) is None:
             skipped.append(name)
         else:
-            library.impl(rest, lazily_built(name), "PrivateUse1")
+            library.impl(rest, lazily_built(name), KERNEL_KEY)
     for rest, kernel in special.items():
         if schema_of(f"aten::{rest}") is not None:
-            library.impl(rest, kernel, "PrivateUse1")
+            library.impl(rest, kernel, KERNEL_KEY)
         else:
             skipped.append(f"aten::{rest}")
     library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
@@ -139,7 +146,7 @@ def _expand():
 
 
 def _repeats(shape: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether what is expanded from `shape` to `size`, -1 for an extent kept, grows."""
+    """Return True if expansion from `shape` to `size`, -1 for an extent kept, repeats elements."""
     lead = len(size) - len(shape)
     kept = (*[1] * lead, *shape)
     return prod(kept) != prod([own if new == -1 else new for own, new in zip(kept, size)])
@@ -195,22 +202,32 @@ def _after_fork_in_child() -> None:
 
 
 def _prepare_to_exit() -> None:
-    """Let what runs end, so that no thread works on while Python takes itself apart."""
+    """Let what runs end, so that no thread works on while Python takes itself apart.
+
+    An error that no mark or read has raised is printed as an uncaught one is.
+    """
     stop_other_threads()
     for executor in all_executors():
         executor.wait()
     compile_behind.end()
     BackendRegistrar.prepare_to_exit()
+    for executor in all_executors():
+        failed = executor.unreported()
+        if failed is not None:
+            try:
+                failed.raise_it()
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _register() -> None:
-    seed = torch_device.register_device(module)
+    seed = torch_device.register_device(module.torch_module())
     torch_device.self_test()
     if not liveness_is_as_assumed():
         raise LtcError(
-            "This Python counts references in a way ltc does not know, so it cannot tell which "
-            "tensors are alive. Use a regular (not a free-threaded) CPython 3.11, 3.12 or 3.13: "
-            f"this one is {sys.implementation.name} {sys.version.split()[0]}."
+            "This Python counts references in a way that ltc does not know, so ltc cannot determine "
+            "which tensors are alive. Use a regular (not a free-threaded) CPython 3.11, 3.12 or "
+            f"3.13: this one is {sys.implementation.name} {sys.version.split()[0]}."
         )
     aten, everywhere = _library("aten"), _library("_")
     own = _library("ltc", "DEF")
@@ -222,7 +239,7 @@ def _register() -> None:
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
-    recurrent_cells.install(aten)
+    recurrent_layers.install_cells(aten)
     recurrent_layers.install(aten)
     linear_layers.install(aten)
     checked_values.install(aten)
@@ -230,12 +247,15 @@ def _register() -> None:
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()
     storages.install()
-    generator.install()
+    native_classes.install()
+    backend_settings.install()
     patches.install()
     introduction.install()
+    if CORE is not None:
+        core_seam.install(CORE)
     if seed is not None:
         module.manual_seed_all(seed)
-    held.begin()
+    held.watch()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

@@ -1,4 +1,4 @@
-"""Calls that run one by one, told to whoever profiles."""
+"""Calls that run one by one, reported to a profiler."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ltc.aten.call import name_of_overload
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interpreter.call_facts import facts_of
 from ltc.device.call_place import place_of_call
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.ir.graph import Origin
-from ltc.profiling import spans
 from ltc.support.bounded_table import BoundedTable
+from ltc.support.observation import spans
 
 _known: BoundedTable[tuple, KernelFacts] = BoundedTable("CallFacts", 4096)
 
@@ -26,7 +26,8 @@ def note_call(
 ) -> None:
     """A call has run in the calling thread.
 
-    args, kwargs, made  with whatever has a shape and a dtype in place of tensors
+    Args:
+        args, kwargs, made: With whatever has a shape and a dtype in place of tensors.
     """
     end, timeline = spans.now(), spans.timeline
     if timeline is None:

@@ -93,6 +93,7 @@ _DLPACK_CODES = {  # DLDataTypeCode: int 0, uint 1, float 2, bfloat 4, complex 5
     torch.float8_e5m2fnuz: (13, 8),
     torch.float8_e8m0fnu: (14, 8),
 }
+DTYPES = frozenset(_DLPACK_CODES)  # of tensors on the device
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -205,7 +206,7 @@ _HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
 
 
 def _has_gpu() -> bool:
-    """Whether the autograd engine starts threads at the first backward, whatever ltc does.
+    """Return True if the autograd engine starts threads at the first backward, whatever ltc does.
 
     Asked without starting a driver, where that is possible: children of fork would have none.
     """
@@ -224,14 +225,15 @@ def _start_engine() -> None:
 def register_device(module: Any) -> int | None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
 
-    return  what torch.manual_seed was given since torch was imported, where that is known
+    Returns:
+        The seed that torch.manual_seed got since torch was imported; None if that is not known.
     """
     if not _has_gpu():
         _start_engine()
     waiting = vars(torch).pop(DEVICE_TYPE, None)  # what ltc_autoload has put there
     if waiting is None:
         torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
-        torch.utils.generate_methods_for_privateuse1_backend()
+        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     else:
         waiting.reveal()  # ltc is the accelerator from here on, and pins memory itself
     register_device_module(DEVICE_TYPE, module)
@@ -241,7 +243,7 @@ def register_device(module: Any) -> int | None:
 
 
 def self_test() -> None:
-    """Check at import what everything else relies on; raises ImportError saying what broke."""
+    """Check at import the behaviour of torch that ltc relies on; raise ImportError if it is missing."""
     failures = []
     for index in (0, 1):
         tensor = empty_tensor((2, 3), torch.float32, index)
@@ -252,6 +254,6 @@ def self_test() -> None:
             failures.append("a storage object that outlives its Python references")
     if failures:
         raise ImportError(
-            f"torch {torch.__version__} no longer gives ltc {' and '.join(failures)}. "
+            f"torch {torch.__version__} lacks behaviour that ltc needs: {' and '.join(failures)}. "
             f"Use a torch from {OLDEST[0]}.{OLDEST[1]} up to (without) {NEWEST[0]}.{NEWEST[1]}."
         )

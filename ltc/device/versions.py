@@ -17,7 +17,7 @@ _UNCOUNTED = ("aten::_fused_", "aten::_amp_")
 
 
 def are_counted_here(signature: Signature) -> bool:
-    """Whether nobody else counts what this overload writes to."""
+    """Return True if no other code counts the writes of this overload."""
     if not signature.written or signature.name.startswith(_UNCOUNTED):
         return False
     if has_kernel(signature.name, "ADInplaceOrView"):

@@ -13,24 +13,29 @@ BUCKET_MEGABYTES = 160.0
 
 
 class CoalescingBuckets:
-    """Calls a function with lists of tensors that together stay below a size; results keep order.
+    """Call a function with lists of tensors that together stay below a size; results keep order.
 
-    func          list of tensors -> list of as many results
-    input_list    the tensors; one larger than `bucket_cap_mb` travels alone
-    output_list   where results go: same length; None makes new ones
-    bucket_cap_mb in units of 2**20 bytes
+    Calling the object returns the results.
 
-    Calling the object returns the results. Raises TypeError for an `input_list` that is no list,
-    ValueError for an `output_list` of another length, or whose tensors have other shapes.
+    Args:
+        bucket_cap_mb: The most bytes of a call's tensors together, in units of 2**20.
+        func: List of tensors -> list of as many results.
+        input_list: The tensors; one larger than `bucket_cap_mb` travels alone.
+        output_list: The tensors that get the results, one for each input; None makes new ones.
 
-    >>> def doubled(tensors):
-    ...     print(len(tensors), "at once")
-    ...     return [2 * x for x in tensors]
-    >>> inputs = [torch.ones(n, device="ltc") for n in (1, 2, 3)]
-    >>> results = ltm.CoalescingBuckets(doubled, inputs)()
-    3 at once
-    >>> results[1].tolist()
-    [2.0, 2.0]
+    Raises:
+        TypeError: For an `input_list` that is no list.
+        ValueError: For an `output_list` of another length, or with tensors of other shapes.
+
+    Example:
+        >>> def doubled(tensors):
+        ...     print(len(tensors), "at once")
+        ...     return [2 * x for x in tensors]
+        >>> inputs = [torch.ones(n, device="ltc") for n in (1, 2, 3)]
+        >>> results = ltm.CoalescingBuckets(doubled, inputs)()
+        3 at once
+        >>> results[1].tolist()
+        [2.0, 2.0]
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class CoalescingBuckets:
         bucket_cap_mb: float = BUCKET_MEGABYTES,
     ) -> None:
         if not isinstance(input_list, (list, tuple)):
-            raise TypeError(f"input_list is a {type(input_list).__name__}: give a list of tensors")
+            raise TypeError(f"input_list is a {type(input_list).__name__}: pass a list of tensors")
         if output_list is not None and len(output_list) != len(input_list):
             raise ValueError(
                 f"output_list has {len(output_list)} tensors and input_list {len(input_list)}"
@@ -81,11 +86,13 @@ class CoalescingBuckets:
 def into(output: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`output`, holding `result` from now on.
 
-    Raises ValueError where their shapes differ.
+    Raises:
+        ValueError: If their shapes differ.
 
-    >>> from ltc.distributed.bucketed import into
-    >>> into(torch.empty(2, device="ltc"), torch.ones(2, device="ltc")).tolist()
-    [1.0, 1.0]
+    Example:
+        >>> from ltc.distributed.bucketed import into
+        >>> into(torch.empty(2, device="ltc"), torch.ones(2, device="ltc")).tolist()
+        [1.0, 1.0]
     """
     if tuple(output.shape) != tuple(result.shape):
         raise ValueError(f"output of shape {list(output.shape)} for {list(result.shape)}")
@@ -103,15 +110,26 @@ def all_gather_bucketized(
 ) -> list[torch.Tensor]:
     """`all_gather` of each tensor of the list, in its order.
 
-    output         where results go, a list as long; None makes new ones
-    bucket_cap_mb  how much is gathered at a time, in units of 2**20 bytes
+    Args:
+        input_list: A list of tensors.
+        dim: The dimension along which they are joined.
+        groups: Lists of ordinals that exchange among themselves; None: all.
+        output: The tensors that get the results, one for each input; None makes new ones.
+        bucket_cap_mb: The most bytes gathered at a time, in units of 2**20.
 
-    Raises RuntimeError with `pin_layout`, TypeError for an input that is no list, ValueError for an
-    `output` of another length or of other shapes; and what `all_gather` raises.
+    Returns:
+        The joined tensors, in the order of `input_list`; `output` where it is given.
 
-    >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
-    >>> [z.tolist() for z in ltm.all_gather_bucketized([x, y])]  # each joined with the others'
-    [[1.0, 1.0], [0.0]]
+    Raises:
+        RuntimeError: With `pin_layout`.
+        TypeError: For an input that is no list.
+        ValueError: For an `output` of another length or of other shapes; and what `all_gather`
+            raises.
+
+    Example:
+        >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
+        >>> [z.tolist() for z in ltm.all_gather_bucketized([x, y])]  # each joined with the others'
+        [[1.0, 1.0], [0.0]]
     """
     _refuse_pinned(pin_layout, "all_gather_bucketized")
 
@@ -134,16 +152,30 @@ def reduce_scatter_bucketized(
 ) -> list[torch.Tensor]:
     """`reduce_scatter` of each tensor of the list, in its order.
 
-    output         where results go, a list as long; None makes new ones
-    bucket_cap_mb  how much is reduced at a time, in units of 2**20 bytes
+    Args:
+        reduce_type: "sum", "mul", "and", "or", "min" or "max".
+        input_list: A list of tensors.
+        scale: A factor of each result.
+        scatter_dim: The dimension that is divided among the members.
+        shard_count: The number of members of a group.
+        groups: Lists of ordinals that exchange among themselves; None: all.
+        output: The tensors that get the results, one for each input; None makes new ones.
+        bucket_cap_mb: The most bytes reduced at a time, in units of 2**20.
 
-    Raises RuntimeError with `pin_layout`, TypeError for an input that is no list, ValueError for an
-    `output` of another length or of other shapes; and what `reduce_scatter` raises.
+    Returns:
+        This replica's part of each, in the order of `input_list`; `output` where it is given.
 
-    >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
-    >>> parts = ltm.reduce_scatter_bucketized("sum", [x, y], 0.5, scatter_dim=0, shard_count=1)
-    >>> [z.tolist() for z in parts]
-    [[0.5, 0.5], [0.0]]
+    Raises:
+        RuntimeError: With `pin_layout`.
+        TypeError: For an input that is no list.
+        ValueError: For an `output` of another length or of other shapes; and what `reduce_scatter`
+            raises.
+
+    Example:
+        >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
+        >>> parts = ltm.reduce_scatter_bucketized("sum", [x, y], 0.5, scatter_dim=0, shard_count=1)
+        >>> [z.tolist() for z in parts]
+        [[0.5, 0.5], [0.0]]
     """
     _refuse_pinned(pin_layout, "reduce_scatter_bucketized")
 
@@ -165,19 +197,21 @@ def all_reduce_bucketized_gradients(
 ) -> None:
     """Sum the gradients over the replicas and multiply by `scale`, in place, the last ones first.
 
-    groups         lists of ordinals that sum among themselves; None: all together
-    pin_layout     ignored: tensors have one layout here
-    bucket_cap_mb  how much is summed at a time, in units of 2**20 bytes; 0: all at once
+    On one replica nothing is summed or scaled. Raises the errors of `all_reduce`.
 
-    One replica: nothing is done, and nothing scaled. Raises what `all_reduce` raises.
+    Args:
+        groups: Lists of ordinals that sum among themselves; None: all together.
+        pin_layout: Ignored: tensors have one layout here.
+        bucket_cap_mb: The most bytes summed at a time, in units of 2**20; 0: all at once.
 
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> def replica(rank):
-    ...     gradient = torch.full((2,), rank + 1.0, device="ltc")
-    ...     ltm.all_reduce_bucketized_gradients([gradient], scale=0.5)
-    ...     return gradient.tolist()
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[1.5, 1.5], [1.5, 1.5]]
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> def replica(rank):
+        ...     gradient = torch.full((2,), rank + 1.0, device="ltc")
+        ...     ltm.all_reduce_bucketized_gradients([gradient], scale=0.5)
+        ...     return gradient.tolist()
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[1.5, 1.5], [1.5, 1.5]]
     """
     backwards = list(gradients)[::-1]
     for bucket in collectives.buckets(backwards, bucket_cap_mb or float("inf")):

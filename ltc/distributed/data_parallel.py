@@ -25,7 +25,7 @@ from ltc.distributed.parallel_loader import ParallelLoader
 from ltc.distributed.transport import session
 from ltc.support.process.thread_frames import thread_frames
 from ltc.tracebacks import entrance
-from ltc.utils.loader_options import LoaderOptions
+from ltc.training_loop.loader_options import LoaderOptions
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
 
@@ -35,15 +35,16 @@ _log = logging.getLogger(__name__)
 
 
 class Context:
-    """What one device keeps between the calls of a DataParallel: an optimizer, a schedule.
+    """The state of one device between the calls of a DataParallel: an optimizer, a schedule.
 
-    >>> from ltc.distributed.data_parallel import Context
-    >>> context = Context(ltc.device())
-    >>> context.getattr_or("steps", lambda: [])
-    []
-    >>> context.steps.append(1)
-    >>> context.getattr_or("steps", lambda: [])
-    [1]
+    Example:
+        >>> from ltc.distributed.data_parallel import Context
+        >>> context = Context(ltc.device())
+        >>> context.getattr_or("steps", lambda: [])
+        []
+        >>> context.steps.append(1)
+        >>> context.getattr_or("steps", lambda: [])
+        [1]
     """
 
     def __init__(self, device: torch.device):
@@ -59,11 +60,12 @@ class Context:
 
 
 class ThreadResult:
-    """What the loop function of one device returned: its `result`, None before it has.
+    """The `result` of one device's loop function; None before it has returned.
 
-    >>> from ltc.distributed.data_parallel import ThreadResult
-    >>> print(ThreadResult().result)
-    None
+    Example:
+        >>> from ltc.distributed.data_parallel import ThreadResult
+        >>> print(ThreadResult().result)
+        None
     """
 
     def __init__(self) -> None:
@@ -71,25 +73,30 @@ class ThreadResult:
 
 
 class DataParallel:
-    """Runs a loop function on several devices at once, each with a model and batches of its own.
+    """Run a loop function on several devices at once, each with a model and batches of its own.
 
-    network            a module, or a class or function that makes one; every device gets a copy,
-                       so all begin with the same weights
-    device_ids         `ltc` devices; None means all of this process; [] means no threads: the loop
-                       runs in the caller, on the device where the module is
-    enumerate_batches  the loader of the loop function yields (index, batch); False: the batch
-    kwargs             of ParallelLoader
+    Gradients are averaged by `ltm.optimizer_step` in the loop function, not by this class. Calling
+    the object trains: see `__call__`.
 
-    Gradients are averaged by `ltm.optimizer_step` in the loop function, not by this class.
-    Calling the object trains: see `__call__`. Raises ValueError where a device is named twice,
-    RuntimeError where `device_ids` is [] and the module is on several devices.
+    Args:
+        network: A module, or a class or function that makes one; every device gets a copy, so all
+            begin with the same weights.
+        device_ids: `ltc` devices; None means all of this process; [] means no threads: the loop
+            runs in the caller, on the device where the module is.
+        enumerate_batches: The loader of the loop function yields (index, batch); False: the batch.
+        kwargs: Keyword arguments of ParallelLoader.
 
-    >>> from ltc.distributed.data_parallel import DataParallel
-    >>> def count(model, loader, device, context):
-    ...     return str(device), sum(len(batch) for index, batch in loader)
-    >>> parallel = DataParallel(torch.nn.Linear(4, 2), device_ids=["ltc:0"])
-    >>> parallel(count, [torch.ones(8, 4), torch.ones(8, 4)])
-    [('ltc:0', 16)]
+    Raises:
+        ValueError: If a device is named twice.
+        RuntimeError: If `device_ids` is [] and the module is on several devices.
+
+    Example:
+        >>> from ltc.distributed.data_parallel import DataParallel
+        >>> def count(model, loader, device, context):
+        ...     return str(device), sum(len(batch) for index, batch in loader)
+        >>> parallel = DataParallel(torch.nn.Linear(4, 2), device_ids=["ltc:0"])
+        >>> parallel(count, [torch.ones(8, 4), torch.ones(8, 4)])
+        [('ltc:0', 16)]
     """
 
     def __init__(
@@ -132,12 +139,14 @@ class DataParallel:
         fixed_batch_size: bool = False,
         **kwargs: Any,
     ) -> list:
-        """What `loop_fn(model, loader, device, context, **kwargs)` returns, in device order.
-
-        batchdim, fixed_batch_size  see ParallelLoader
+        """Return the results of `loop_fn(model, loader, device, context, **kwargs)`, in device
+        order.
 
         The first exception stops every device and is raised here, with a note that names its own;
         so is that of a step which a loop began and did not wait for.
+
+        Args:
+            batchdim, fixed_batch_size: See ParallelLoader.
         """
         if not self._devices:
             batches = _Enumerated(loader) if self._enumerate else loader
@@ -171,12 +180,14 @@ class DataParallel:
 
 
 def _distinct(devices: list) -> list:
-    """The devices; ValueError where one is named twice, whose threads would wait for each other."""
+    """Return the devices; raise ValueError if one is named twice: its threads would wait for each
+    other.
+    """
     for device in devices:
         if devices.count(device) > 1:
             raise ValueError(
                 f"device_ids names {device} twice: each device has one thread and one model. Name "
-                f"{len(devices)} different ones; LTC_NUM_DEVICES says how many there are."
+                f"{len(devices)} different devices; LTC_NUM_DEVICES sets their number."
             )
     return devices
 
@@ -199,7 +210,7 @@ def _device_of_module(module: nn.Module) -> torch.device:
     if len(devices) > 1:
         raise RuntimeError(
             f"Model uses more than one device: {', '.join(sorted(map(str, devices)))}. Without "
-            f"device_ids the loop runs where the model is, which must be one place."
+            f"device_ids the loop runs on the model's device, so there must be only one."
         )
     return devices.pop() if devices else torch.device("cpu")
 
@@ -217,7 +228,7 @@ class _Threads:
         self._ended: queue.SimpleQueue = queue.SimpleQueue()  # (position, error or None)
 
     def run(self, calls: list[Callable[[], Any]]) -> list:
-        """The result of each call, whose steps are over; raises the first exception of any."""
+        """Return the result of each call, whose steps are over; raise the first exception of any."""
         session.renew_threads([device.index for device in self._devices])
         self._threads = [
             threading.Thread(
@@ -271,7 +282,7 @@ class _Threads:
         frames = thread_frames()
         for thread in self._alive():
             stack = "".join(traceback.format_stack(frames.get(thread.ident or 0)))
-            _log.error("The thread %s could not be stopped. It is here:\n%s", thread.name, stack)
+            _log.error("The thread %s could not be stopped. Its stack:\n%s", thread.name, stack)
         if not self._alive():
             self._forget_failures()
 
@@ -284,7 +295,9 @@ class _Threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
     def _forget_failures(self) -> None:
-        """One error is raised; those it brought about on other devices must not turn up later."""
+        """Drop errors that the raised one caused on other devices, so that they do not turn up
+        later.
+        """
         for device in self._devices:
             with contextlib.suppress(Exception):
                 sync.wait_device_ops([device])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ltc import config
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.distributed.groups import Groups, frozen, group_of
 from ltc.distributed.recorded_sums import exchange, reduced
 from ltc.distributed.rendezvous import rendezvous
@@ -28,11 +28,12 @@ from ltc.support.torch_private import (
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients of an optimizer's parameters, those that there are, in order.
 
-    >>> from ltc.distributed import collectives
-    >>> w, unused = (torch.ones(2, device="ltc", requires_grad=True) for _ in range(2))
-    >>> w.sum().backward()
-    >>> [g.tolist() for g in collectives.gradients_of(torch.optim.SGD([w, unused]))]
-    [[1.0, 1.0]]
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> w, unused = (torch.ones(2, device="ltc", requires_grad=True) for _ in range(2))
+        >>> w.sum().backward()
+        >>> [g.tolist() for g in collectives.gradients_of(torch.optim.SGD([w, unused]))]
+        [[1.0, 1.0]]
     """
     return [
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
@@ -45,25 +46,28 @@ def reduce_gradients(
 ) -> None:
     """Every gradient becomes its mean (or "sum") over the replicas, in place.
 
-    groups  lists of ordinals that average among themselves; None: all together
-
     The gradients of the last parameters, which a backward makes first, travel first: their bucket
     leaves as soon as it is complete, while the rest of the backward still runs. Which gradients a
     bucket holds depends on the list of parameters alone. One replica: nothing is done.
 
-    Raises ValueError for another `reduce`, or groups that do not name each replica once;
-    AssertionError where groups differ in size; PeerFailure when the step runs, where replicas
-    disagree.
+    Args:
+        groups: Lists of ordinals that average among themselves; None: all together.
 
-    >>> from ltc.distributed import collectives
-    >>> w = torch.ones(2, device="ltc", requires_grad=True)
-    >>> w.sum().backward()
-    >>> collectives.reduce_gradients(torch.optim.SGD([w]))  # the mean of one
-    >>> w.grad.tolist()
-    [1.0, 1.0]
+    Raises:
+        ValueError: For another `reduce`, or groups that do not name each replica once.
+        AssertionError: If groups differ in size.
+        PeerFailure: When the step runs, if replicas disagree.
+
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> w = torch.ones(2, device="ltc", requires_grad=True)
+        >>> w.sum().backward()
+        >>> collectives.reduce_gradients(torch.optim.SGD([w]))  # the mean of one
+        >>> w.grad.tolist()
+        [1.0, 1.0]
     """
     if reduce not in ("mean", "sum"):
-        raise ValueError(f"reduce_gradients(reduce={reduce!r}): it is 'mean' or 'sum'")
+        raise ValueError(f"reduce_gradients(reduce={reduce!r}): pass 'mean' or 'sum'")
     session, gradients = sessions.current(), gradients_of(optimizer)[::-1]
     if session is None or not gradients:
         return
@@ -102,12 +106,14 @@ def _parameters_with_gradients(optimizer: torch.optim.Optimizer, gradients: int)
 def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torch.Tensor]]:
     """The tensors in order, as many in a list as `megabytes` hold; a larger one stands alone.
 
-    megabytes  in units of 2**20 bytes
+    Args:
+        megabytes: In units of 2**20 bytes.
 
-    >>> from ltc.distributed import collectives
-    >>> tensors = [torch.ones(n) for n in (100, 100, 200_000, 100)]
-    >>> [len(bucket) for bucket in collectives.buckets(tensors, megabytes=0.5)]
-    [2, 1, 1]
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> tensors = [torch.ones(n) for n in (100, 100, 200_000, 100)]
+        >>> [len(bucket) for bucket in collectives.buckets(tensors, megabytes=0.5)]
+        [2, 1, 1]
     """
     found: list[list[torch.Tensor]] = []
     room = 0.0
@@ -129,12 +135,13 @@ def _joined_over_replicas(
 ) -> list[torch.Tensor]:
     """The sum of each over the replicas: everyone's elements, one replica's behind the other's.
 
-    groups  frozen; () means all together
-    line    the user's, for messages
-    reduce  "mean" or "sum"
-
     Batches may look up different numbers of rows: these are exchanged at once, and the elements in
     the step.
+
+    Args:
+        groups: Frozen; () means all together.
+        line: The user's, for messages.
+        reduce: "mean" or "sum".
     """
     gather = Collective("all_gather", groups=groups, agreed=reduce, site=line)
     return [
@@ -144,7 +151,7 @@ def _joined_over_replicas(
 
 
 def _counts_of_all(gradients: Sequence[torch.Tensor], groups: tuple) -> list[tuple[int, ...]]:
-    """Of each gradient, how many elements each member of the group has."""
+    """Return for each gradient how many elements each member of the group has."""
     members, layout = group_of(groups), f"{len(gradients)}q"
     own = struct.pack(layout, *map(count_of, gradients))
     shapes = ", ".join(str(list(gradient.shape)) for gradient in gradients)

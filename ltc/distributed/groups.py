@@ -1,4 +1,4 @@
-"""Which replicas exchange among themselves: all of them, or the groups that a call names."""
+"""The groups of replicas that exchange: all together, or the groups that a call names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Groups = Sequence[Sequence[int]] | None
 def replica_count() -> int:
     """Replicas that exchange with the calling thread's, itself among them.
 
-    >>> from ltc.distributed import collectives
-    >>> collectives.replica_count()
-    1
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> collectives.replica_count()
+        1
     """
     return world.place().replicas
 
@@ -22,9 +23,10 @@ def replica_count() -> int:
 def ordinal() -> int:
     """This replica's number among them.
 
-    >>> from ltc.distributed import collectives
-    >>> collectives.ordinal()
-    0
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> collectives.ordinal()
+        0
     """
     return world.place().ordinal
 
@@ -32,13 +34,16 @@ def ordinal() -> int:
 def group_of(groups: Groups) -> tuple[int, ...]:
     """The ordinals of the calling thread's group, in order.
 
-    groups  lists of ordinals; None: all together
+    Args:
+        groups: Lists of ordinals; None: all together.
 
-    Raises ValueError where the replica is in none of them; what `frozen` raises.
+    Raises:
+        ValueError: If the replica is in none of them; what `frozen` raises.
 
-    >>> from ltc.distributed import collectives
-    >>> collectives.group_of(None), collectives.group_of([[0]])
-    ((0,), (0,))
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> collectives.group_of(None), collectives.group_of([[0]])
+        ((0,), (0,))
     """
     place = world.place()
     if not groups:
@@ -49,28 +54,30 @@ def group_of(groups: Groups) -> tuple[int, ...]:
 def require_replica(call: str, named: int) -> None:
     """Raise ValueError where there is no replica of that number."""
     if not 0 <= named < replica_count():
-        raise ValueError(
-            f"{call} names replica {named} in a world of {replica_count()}: ordinals begin at 0."
-        )
+        raise ValueError(f"{call} names replica {named}: ordinals are 0 to {replica_count() - 1}.")
 
 
 def require_other(call: str, named: int) -> None:
     """Raise ValueError where there is no replica of that number, or it is this one."""
     require_replica(call, named)
-    if named == ordinal():  # nobody would carry the message
+    if named == ordinal():  # no wire would carry the message
         raise ValueError(f"{call} names replica {named}, which is this one: use the tensor itself.")
 
 
 def frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """The groups as tuples, () for all together.
 
-    Raises AssertionError where they differ in size, ValueError unless they name each replica once.
+    Raises:
+        AssertionError: If they differ in size.
+        ValueError: Unless they name each replica once.
     """
     if not groups:
         return ()
     found = tuple(tuple(int(ordinal) for ordinal in group) for group in groups)
     if len({len(group) for group in found}) > 1:
-        raise AssertionError(f"groups must be of one size, since results are: {groups}")
+        raise AssertionError(
+            f"groups must have one size, since their results have one shape: {groups}"
+        )
     named = [ordinal for group in found for ordinal in group]
     if sorted(named) != list(range(replica_count())):
         raise ValueError(

@@ -18,10 +18,10 @@ from torch import nn
 from ltc import config
 from ltc.distributed import world
 from ltc.distributed.launch.child import finish
-from ltc.distributed.launch.parent import RankFailed, Ranks
-from ltc.distributed.launch.watchdog import peers_watched
+from ltc.distributed.launch.parent import Ranks, peers_watched
 from ltc.distributed.mesh import values_of_all
 from ltc.distributed.transport.bootstrap import end_with_torchrun
+from ltc.errors import RankFailed
 from ltc.tracebacks import make_entrances
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "RankFailed", "Ranks", "launch", "spawn"]
@@ -37,28 +37,32 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> list | Ranks:
-    """What `fn(rank, *args)` returns in each of `nprocs` new processes, in order of rank.
-
-    nprocs        None: LTC_NUM_DEVICES processes of one device each. 1 runs `fn` in this process.
-    join          False: return the Ranks at once; their `join()` gives the values
-    daemon        the processes are daemons of multiprocessing: they can start none of their own
-    start_method  "spawn", "fork" or "forkserver"
+    """Run `fn(rank, *args)` in `nprocs` new processes and return the results in order of rank.
 
     The cores are shared out among the processes, unless OMP_NUM_THREADS is set. The memory of CPU
-    tensors in `args` is shared, not copied. In a process that a launcher has started (torchrun,
-    or this function) `fn` runs right there, with the rank it has, and `nprocs` has no say.
+    tensors in `args` is shared, not copied. In a process that a launcher has started (torchrun, or
+    this function) `fn` runs right there, with the rank it has, and `nprocs` has no say.
 
-    Raises RankFailed, within seconds, when a process ends in any other way than by returning: with
-    the rank, the cause, its traceback, and where the other ranks were. No process is left then.
-    Raises ValueError for less than one process, RuntimeError where a script calls it while the
-    processes that it has started import it; PeerFailure where `fn` runs right there, and another
-    process does not call this.
+    No process is left then. Raises ValueError for less than one process, RuntimeError where a
+    script calls it while the processes that it has started import it; PeerFailure where `fn` runs
+    right there, and another process does not call this.
 
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> def replica(rank, base):
-    ...     return base + rank, ltm.xrt_world_size()
-    >>> spawn(replica, args=(10,), nprocs=2, start_method="fork")
-    [(10, 2), (11, 2)]
+    Args:
+        nprocs: None: LTC_NUM_DEVICES processes of one device each. 1 runs `fn` in this process.
+        join: False: return the Ranks at once; their `join()` gives the values.
+        daemon: The processes are daemons of multiprocessing: they can start none of their own.
+        start_method: "spawn", "fork" or "forkserver".
+
+    Raises:
+        RankFailed: Within seconds, when a process ends in any other way than by returning: with the
+            rank, the cause, its traceback, and where the other ranks were.
+
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> def replica(rank, base):
+        ...     return base + rank, ltm.xrt_world_size()
+        >>> spawn(replica, args=(10,), nprocs=2, start_method="fork")
+        [(10, 2), (11, 2)]
     """
     _refuse_while_imported()
     if world_is_given():
@@ -83,16 +87,23 @@ def spawn(
 def launch(
     fn: Callable, args: tuple = (), nprocs: int | None = None, start_method: str = "spawn"
 ) -> list:
-    """`spawn`, with every line that the ranks print headed by their number.
-
-    fn, args, nprocs, start_method  as for `spawn`
-    return                          what `fn(rank, *args)` returns in each, in order of rank
+    """Spawn processes, and put the rank before each line that they print.
 
     Raises what `spawn` raises: RankFailed when a process ends in any other way than by returning,
     ValueError for less than one, RuntimeError where it is called while its script is imported.
 
-    >>> ltc.launch(lambda rank: ltm.get_ordinal(), nprocs=1)
-    [0]
+    Args:
+        fn: The function, as for `spawn`; so are the others.
+        args: Its arguments behind the rank.
+        nprocs: The number of processes; None: one for each device.
+        start_method: "spawn" or "fork".
+
+    Returns:
+        The values that `fn(rank, *args)` returns, in order of rank.
+
+    Example:
+        >>> ltc.launch(lambda rank: ltm.get_ordinal(), nprocs=1)
+        [0]
     """
     _refuse_while_imported()
     if world_is_given():
@@ -111,22 +122,22 @@ def launch(
 
 
 def world_is_given() -> bool:
-    """Whether a launcher has made this process one rank of a world."""
+    """Return True if a launcher has made this process one rank of a world."""
     return config.value("XRT_SHARD_LOCAL_ORDINAL") >= 0
 
 
 def _refuse_while_imported() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "spawn() was called by a script while the processes it had started were importing it. "
+            "spawn() was called while its script was imported by the processes that it had started. "
             "Put the call below `if __name__ == '__main__':`."
         )
 
 
 def _count(nprocs: int | None) -> int:
-    count = config.value("LTC_NUM_DEVICES") if nprocs is None else nprocs
+    count = (config.value("LTC_NUM_DEVICES") or 1) if nprocs is None else nprocs
     if count < 1:
-        raise ValueError(f"nprocs={nprocs}: at least one process is needed.")
+        raise ValueError(f"nprocs={nprocs} must be at least 1.")
     return count
 
 
@@ -141,8 +152,8 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
     """The values of all ranks, where each of them is a process that calls this."""
     if nprocs not in (None, world.world_size()) and world.is_master():
         _log.warning(
-            "spawn(nprocs=%s) runs in a world of %s ranks, which its launcher has made: nprocs is "
-            "not looked at.",
+            "spawn(nprocs=%s) runs in a world of %s ranks that a launcher has made: nprocs is "
+            "ignored.",
             nprocs,
             world.world_size(),
         )
@@ -158,9 +169,10 @@ class MpSerialExecutor:
 
     One that is made before the launch, or by every rank in the same order, is the same for all.
 
-    >>> from ltc.distributed.lazy_multiprocessing import MpSerialExecutor
-    >>> MpSerialExecutor().run(lambda: "downloaded, and the next rank finds it there")
-    'downloaded, and the next rank finds it there'
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import MpSerialExecutor
+        >>> MpSerialExecutor().run(lambda: "downloaded, and the next rank finds it there")
+        'downloaded, and the next rank finds it there'
     """
 
     _made = itertools.count()
@@ -170,7 +182,7 @@ class MpSerialExecutor:
         self._name = f"serial-{who}-{next(self._made)}"
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """What `fn()` returns, called while no other rank is in the `run` of this executor."""
+        """Return the result of `fn()`, called while no other rank is in this executor's `run`."""
         with self._turn():
             return fn()
 
@@ -190,10 +202,11 @@ class MpModelWrapper:
 
     Made before the launch, and passed to the ranks' function, or inherited by fork.
 
-    >>> from ltc.distributed.lazy_multiprocessing import MpModelWrapper
-    >>> wrapped = MpModelWrapper(torch.nn.Linear(2, 1))
-    >>> wrapped.to("ltc").weight.device
-    device(type='ltc', index=0)
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import MpModelWrapper
+        >>> wrapped = MpModelWrapper(torch.nn.Linear(2, 1))
+        >>> wrapped.to("ltc").weight.device
+        device(type='ltc', index=0)
     """
 
     def __init__(self, model: nn.Module):

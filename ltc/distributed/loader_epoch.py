@@ -13,18 +13,18 @@ import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ltc.support import tree
-from ltc.support.channel import Channel
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.torch_private import end_workers
-from ltc.utils.batch_source import BatchSource, ReadBatch
-from ltc.utils.loader_options import LoaderOptions, uneven_error
-from ltc.utils.transfer import batch_on_device
+from ltc.training_loop.batch_source import BatchSource, ReadBatch
+from ltc.training_loop.loader_options import LoaderOptions, uneven_error
+from ltc.training_loop.transfer import batch_on_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what
 JOIN_SECONDS = 5.0  # how long to wait for a data set that is in the middle of a sample
@@ -84,8 +84,8 @@ class Epoch:
         """The device's next batch; logs where the threads are, once, when that takes long."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                "This loader was begun before the process was forked, and its threads are not "
-                "part of the child. Iterate it anew."
+                "The iteration of this loader began before the process was forked, and the child "
+                "lacks its threads. Iterate the loader anew."
             )
         ready = self._ready[device]
         if not self._reads_ahead and not len(ready):
@@ -112,7 +112,9 @@ class Epoch:
         return epoch
 
     def take_over(self, device, loops: int) -> None:
-        """So many loops, new ones or of an earlier reading, take the device's batches here."""
+        """Count `loops` more loops, new ones or of an earlier reading, that take the device's
+        batches here.
+        """
         with self._lock:
             self._takers[device] += loops
 
@@ -142,12 +144,12 @@ class Epoch:
     # --- of its loaders
 
     def hold(self, loaders: int = 1) -> None:
-        """So many more loaders deal from it."""
+        """Count `loaders` more loaders that deal from this epoch."""
         with self._lock:
             self._holders += loaders
 
     def release(self) -> None:
-        """A loader is gone; with the last one nobody can ask for a batch any more."""
+        """Count one loader less; without loaders the epoch stops."""
         if os.getpid() != self._process:
             return  # as in `leave`
         epoch = self._latest()
@@ -157,7 +159,7 @@ class Epoch:
                 epoch.stop(None)
 
     def stop(self, error: BaseException | None) -> None:
-        """No device gets any more batches: those who ask get the error, or the end."""
+        """Stop giving batches to devices: later requests get the error, or the end."""
         if os.getpid() != self._process:
             return
         for device in self._ready:
@@ -171,7 +173,9 @@ class Epoch:
         self._hand_error_back_if_left()
 
     def _hand_error_back_if_left(self) -> None:
-        """Where every device has left, no loop here will be given the reader's error."""
+        """Hand the reader's error back to the source if every device has left: no loop here would
+        get it.
+        """
         with self._lock:
             if len(self._left) < len(self._ready):
                 return
@@ -180,13 +184,13 @@ class Epoch:
             self.source.hand_back_error(error)
 
     def is_over(self) -> bool:
-        """Whether nobody can get a batch from it any more, nor from what it goes on in."""
+        """Return True if no loop takes batches from this epoch, nor from its successor."""
         return not self._latest().is_wanted()
 
     # --- of its reader
 
     def begin(self, loader: Any) -> Iterator:
-        """Return what iterates over the source, once those who left it are out of it."""
+        """Return the iterator over the source, once the threads of left epochs have ended."""
         earlier = [other for other in self.source.epochs() if other._number < self._number]
         for other in earlier:
             if not other.is_wanted():
@@ -207,13 +211,15 @@ class Epoch:
         return iterator
 
     def reads(self, iterator: Iterator) -> bool:
-        """Whether it is the one that reads from that very iterator."""
+        """Return True if this epoch reads from that very iterator."""
         if self._iterator is None or self._successor is not None:
             return False
         return self._iterator() is iterator
 
     def go_on_in(self, successor: Epoch) -> None:
-        """Its iterator was begun anew for another loop: as without ltc, both share what follows."""
+        """Share the successor's batches: its iterator was begun anew for another loop, as without
+        ltc.
+        """
         with self._lock:
             successor.hold(self._holders)
             self._successor = successor
@@ -237,7 +243,7 @@ class Epoch:
             self._asked.clear()
 
     def is_wanted(self) -> bool:
-        """Whether any device takes batches of its own reader."""
+        """Return True if any device takes batches of its own reader."""
         return not all(ready.is_over() for ready in self._ready.values())
 
     def note_first(self) -> None:
@@ -266,7 +272,7 @@ class Epoch:
             if thread.ident in frames
         ]
         _log.warning(
-            "A device loader has had no batch for %g s. Its threads are here:\n%s",
+            "A device loader has got no batch for %g s. The stacks of its threads:\n%s",
             STALL_SECONDS,
             "\n".join(stacks),
         )
@@ -333,7 +339,7 @@ class _Reader:
         return batches
 
     def _ends_before(self, batch: ReadBatch) -> bool:
-        """Whether all batches are to have one size, and this one, which stays unread, has not."""
+        """Return True if all batches must have one size and this one has another; it stays unread."""
         if not self._options.fixed_batch_size:
             return False
         size = _size(batch.content, self._options.batchdim)
@@ -389,3 +395,101 @@ def _forget_all() -> None:
 
 atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_forget_all)
+
+
+# --- A bounded queue between threads that knows how it ended -------------------------------------
+
+
+class Channel:
+    """Hands items from producer threads to consumer threads, at most `capacity` waiting.
+
+    The producers' side ends it once, with `close()` or `fail(error)`. Consumers then get the
+    items already inside, and after those StopIteration or the error itself, with the
+    traceback of the thread it was raised in. Consumers that want no more end it with `cancel()`.
+    """
+
+    def __init__(self, capacity: int):
+        if capacity < 1:
+            raise ValueError(f"A Channel of capacity {capacity} can pass nothing: give at least 1.")
+        self._capacity = capacity
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, item: Any) -> bool:
+        """Wait for room and hand the item over; False where the channel has ended, so stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def get(self) -> Any:
+        """The next item, as soon as there is one.
+
+        Raises StopIteration, or the producers' error, where the channel ended and is empty.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+        if self._error is None:
+            raise StopIteration
+        # Each consumer adds its own frames to what the producer's thread left.
+        raise self._error.with_traceback(self._traceback)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until `get` has an answer; False where it has none in time."""
+        with self._changed:
+            return bool(
+                self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)
+            )
+
+    def close(self) -> None:
+        """End it: no more items follow."""
+        self.fail(None)
+
+    def fail(self, error: BaseException | None) -> None:
+        """End it with the error that stopped the producer."""
+        if isinstance(error, StopIteration):  # it would read as a normal end
+            stopped = RuntimeError("A producer was stopped by StopIteration.")
+            stopped.__cause__ = error
+            error = stopped
+        with self._changed:
+            if not self._closed:  # the first ending is the one consumers see
+                self._closed, self._error = True, error
+                self._traceback = error.__traceback__ if error is not None else None
+                self._changed.notify_all()
+
+    def cancel(self, error: BaseException | None = None) -> list[Any]:
+        """End it from the consumers' side, wake producers, and return the items inside.
+
+        Args:
+            error: The error that later consumers get in place of StopIteration.
+        """
+        with self._changed:
+            self._closed, self._error = True, error
+            self._traceback = error.__traceback__ if error is not None else None
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left
+
+    def is_over(self) -> bool:
+        """Return True if it has ended and everything inside was taken."""
+        with self._changed:
+            return self._closed and not self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.get()

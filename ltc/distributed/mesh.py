@@ -1,4 +1,4 @@
-"""What replicas do together with values of any kind: reduce them, or act on some replicas only."""
+"""Joint actions of replicas on values of any kind: reduce them, or act on some replicas only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ltc.distributed.rendezvous import rendezvous
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.torch_private import plain_functions
 from ltc.tracebacks import entrance
-from ltc.utils import transfer
+from ltc.training_loop import transfer
 
 _loading = renewed_lock(globals(), "_loading")  # what is allowed, is so for all threads at once
 
@@ -26,16 +26,25 @@ _loading = renewed_lock(globals(), "_loading")  # what is allowed, is so for all
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
     """`reduce_fn` of the list of everyone's `data`, in ordinal order, its tensors on the CPU.
 
-    tag   names the exchange: the same on every replica
-    data  tensors, numbers, texts, containers of them, and objects of classes that this replica's own
-          data has too; lazy tensors arrive as CPU tensors
+    Every replica calls it and gets the same.
 
-    Every replica calls it and gets the same. Raises PeerFailure where they call it with other tags,
-    or one does not come; TypeError where what another one sent needs more: nothing that arrives may
-    run code of its sender's choice.
+    Args:
+        tag: Names the exchange: the same on every replica.
+        data: Tensors, numbers, texts, containers of them, and objects of classes that this
+            replica's own data has too; lazy tensors arrive as CPU tensors.
+        reduce_fn: A function of the list of all replicas' `data`.
 
-    >>> ltm.mesh_reduce("accuracy", 0.75, lambda all: sum(all) / len(all))
-    0.75
+    Returns:
+        The result of `reduce_fn`, the same on every replica.
+
+    Raises:
+        PeerFailure: If they call it with other tags, or one does not come.
+        TypeError: If what another one sent needs more: nothing that arrives may run code of its
+            sender's choice.
+
+    Example:
+        >>> ltm.mesh_reduce("accuracy", 0.75, lambda all: sum(all) / len(all))
+        0.75
     """
     return reduce_fn(values_of_all(tag, transfer.to_cpu(data)))
 
@@ -43,9 +52,10 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
 def values_of_all(tag: str, value: Any) -> list:
     """Everyone's `value`, in ordinal order; raises as `mesh_reduce`.
 
-    >>> from ltc.distributed.mesh import values_of_all
-    >>> values_of_all("seeds", 17)
-    [17]
+    Example:
+        >>> from ltc.distributed.mesh import values_of_all
+        >>> values_of_all("seeds", 17)
+        [17]
     """
     file = io.BytesIO()
     torch.save(value, file)
@@ -59,17 +69,18 @@ def _loaded(tag: str, payload: bytes) -> Any:
         return torch.load(io.BytesIO(payload), weights_only=True)
     except pickle.UnpicklingError as error:
         raise TypeError(
-            f"What another replica has sent as {tag!r} is not unpickled, since it is made of classes "
-            f"that this replica's own data does not have. Send tensors, numbers, texts and "
-            f"containers of them, or allow the class with torch.serialization.add_safe_globals on "
-            f"every replica: {str(error).partition(chr(10))[0]}"
+            f"The data that another replica sent as {tag!r} cannot be unpickled: it has classes that "
+            f"this replica's own data lacks. Send tensors, numbers, strings and containers of them, "
+            f"or allow the class with torch.serialization.add_safe_globals on every replica: "
+            f"{str(error).partition(chr(10))[0]}"
         ) from None
 
 
 def _allowed(own: bytes) -> list:
-    """What others' data may be made of, beside what PyTorch takes for harmless anyway.
+    """Return the types that others' data may hold, beside those that PyTorch takes for harmless.
 
-    own  this replica's data, as torch.save has written them: what they are made of, its user chose
+    Args:
+        own: This replica's data, as torch.save has written them: its user chose their types.
     """
     names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(own))
     wanted = [frozenset, *_of_numpy(), *[(_named(name), name) for name in names]]
@@ -78,7 +89,7 @@ def _allowed(own: bytes) -> list:
 
 
 def _of_numpy() -> list:
-    """What its numbers and arrays are made of."""
+    """Return the types of NumPy's numbers and arrays."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -97,12 +108,22 @@ def _named(name: str) -> Any:
 def do_on_ordinals(target: Callable, data: tuple = (), ordinals: Sequence[int] = (0,)) -> Any:
     """`target(*data)`, with tensors on the CPU, on the listed ordinals; None on the others.
 
-    data  its lazy tensors are computed on every replica, and are CPU tensors in the call
+    Every replica returns after all have called.
 
-    Every replica returns after all have called. Raises PeerFailure where one does not come.
+    Args:
+        target: The function to call.
+        data: Its lazy tensors are computed on every replica, and are CPU tensors in the call.
+        ordinals: The ordinals on which it is called.
 
-    >>> ltm.do_on_ordinals(print, ("epoch", torch.ones(2, device="ltc").sum()))
-    epoch tensor(2.)
+    Returns:
+        The result of `target`; None on other ordinals.
+
+    Raises:
+        PeerFailure: If one does not come.
+
+    Example:
+        >>> ltm.do_on_ordinals(print, ("epoch", torch.ones(2, device="ltc").sum()))
+        epoch tensor(2.)
     """
     chosen = world.place().ordinal in ordinals
     transfer.materialize([x for x in data if isinstance(x, torch.Tensor)])

@@ -13,42 +13,49 @@ from typing import Any
 
 import torch
 
-from ltc.debug import profiler
 from ltc.device.recording.tensors import device_of
 from ltc.distributed.loader_epoch import Epoch, join
+from ltc.support.observation import profiler
 from ltc.tracebacks import entrance
-from ltc.utils import steps
-from ltc.utils.batch_source import source_of
-from ltc.utils.loader_options import LoaderOptions, uneven_error
+from ltc.training_loop import steps
+from ltc.training_loop.batch_source import source_of
+from ltc.training_loop.loader_options import LoaderOptions, uneven_error
 
 __all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
 
 
 class ParallelLoader:
-    """Deals the batches of a loader to devices, batch i to `devices[i % n]`, some ahead of use.
-
-    loader                its batches may be nested data; all tensors in them are moved, and
-                          containers keep their kind (see docs/distributed.md, "Loaders")
-    devices               the `ltc` devices to deal to
-    batchdim              the dimension of a tensor that counts its samples
-    batches_per_execution a consumer ends its step at every so many batches
-    loader_prefetch_size  batches per device that are read ahead, together with
-    device_prefetch_size  these; each is uploaded before the loader is asked for the next
-    fixed_batch_size      end before the first batch whose size along `batchdim` differs
-    uneven                what becomes of last batches that are fewer than the devices: "drop"
-                          leaves them out, "pad" deals them again until all devices have one,
-                          "error" raises ValueError, before the first batch where len(loader) says
+    """Deal the batches of a loader to devices, batch i to `devices[i % n]`, some ahead of use.
 
     Each device goes through the epochs at its own pace, at most one ahead of the others. The loops
-    over an iterator, which has one pass, share its position.
-    Raises ValueError without devices, for one that comes twice, for another `uneven`, or a number of
-    batches below one, and TypeError for a number that is no integer. An error of the loader, or of
-    an upload, is raised where the batch is asked for.
+    over an iterator, which has one pass, share its position. An error of the loader, or of an
+    upload, is raised where the batch is asked for.
 
-    >>> from ltc.distributed.parallel_loader import ParallelLoader
-    >>> loader = ParallelLoader([torch.ones(2), torch.zeros(2)], ["ltc:0"])
-    >>> [batch.tolist() for batch in loader.per_device_loader("ltc:0")]
-    [[1.0, 1.0], [0.0, 0.0]]
+    Args:
+        batches_per_execution: A consumer ends its step at every so many batches.
+        loader: Its batches may be nested data; all tensors in them are moved, and containers keep
+            their kind (see docs/distributed.md, "Loaders").
+        devices: The `ltc` devices to deal to.
+        batchdim: The dimension of a tensor that counts its samples.
+        loader_prefetch_size: Number of batches per device that are read ahead, together with
+            `device_prefetch_size`.
+        device_prefetch_size: Number of batches per device that are uploaded ahead; each is uploaded
+            before the loader is asked for the next.
+        fixed_batch_size: End before the first batch whose size along `batchdim` differs.
+        uneven: The treatment of last batches that are fewer than the devices. "drop" leaves them
+            out. "pad" deals them again until all devices have one. "error" raises ValueError,
+            before the first batch if the loader has a length.
+
+    Raises:
+        ValueError: Without devices, for one that comes twice, for another `uneven`, or a number of
+            batches below one.
+        TypeError: For a number that is no integer.
+
+    Example:
+        >>> from ltc.distributed.parallel_loader import ParallelLoader
+        >>> loader = ParallelLoader([torch.ones(2), torch.zeros(2)], ["ltc:0"])
+        >>> [batch.tolist() for batch in loader.per_device_loader("ltc:0")]
+        [[1.0, 1.0], [0.0, 0.0]]
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class ParallelLoader:
         join(list(self._epochs.values()))
 
     def abort(self, error: BaseException) -> None:
-        """Stop every epoch; who asks for a batch from now on gets the error."""
+        """Stop every epoch; later requests for a batch raise the error."""
         with self._lock:  # no epoch begins after this
             self._aborted = self._aborted or error
             epochs = list(self._epochs.values())
@@ -125,7 +132,7 @@ class ParallelLoader:
     def _served(self, device) -> Any:
         served = device_of(device)
         if served not in self._devices:
-            raise KeyError(f"{device} is none of this loader's devices: {list(self._devices)}")
+            raise KeyError(f"{device} is not one of this loader's devices: {list(self._devices)}")
         return served
 
     def _begin(self, device) -> Epoch:
@@ -219,10 +226,11 @@ class PerDeviceLoader:
     or of an upload, is raised where the batch is asked for; KeyError where the loader does not serve
     the device.
 
-    >>> from ltc.distributed.parallel_loader import ParallelLoader
-    >>> batches = ParallelLoader([torch.ones(2)], ["ltc:0"]).per_device_loader("ltc:0")
-    >>> len(batches), next(batches).tolist()
-    (1, [1.0, 1.0])
+    Example:
+        >>> from ltc.distributed.parallel_loader import ParallelLoader
+        >>> batches = ParallelLoader([torch.ones(2)], ["ltc:0"]).per_device_loader("ltc:0")
+        >>> len(batches), next(batches).tolist()
+        (1, [1.0, 1.0])
     """
 
     def __init__(self, loader: ParallelLoader, device):
@@ -262,20 +270,22 @@ class PerDeviceLoader:
 class MpDeviceLoader:
     """The batches of a loader on one device, in a new epoch each time it is iterated.
 
-    device  where they arrive, ahead of use
-    kwargs  of ParallelLoader
-
     Each batch but the first ends the step before it, and so does the end of the epoch. A loop that is
     left early leaves the batches of an iterator, such as a generator, to the next loop. An error of
     the loader, or of an upload, is raised where the batch is asked for; ValueError and TypeError for
     arguments that ParallelLoader refuses.
 
-    >>> from ltc.distributed.parallel_loader import MpDeviceLoader
-    >>> loader = MpDeviceLoader([torch.ones(2), torch.zeros(2)], "ltc")
-    >>> for batch in loader:
-    ...     print(batch.device, batch.tolist())
-    ltc:0 [1.0, 1.0]
-    ltc:0 [0.0, 0.0]
+    Args:
+        device: The device that gets the batches, ahead of use.
+        kwargs: Keyword arguments of ParallelLoader.
+
+    Example:
+        >>> from ltc.distributed.parallel_loader import MpDeviceLoader
+        >>> loader = MpDeviceLoader([torch.ones(2), torch.zeros(2)], "ltc")
+        >>> for batch in loader:
+        ...     print(batch.device, batch.tolist())
+        ltc:0 [1.0, 1.0]
+        ltc:0 [0.0, 0.0]
     """
 
     def __init__(self, loader: Any, device, **kwargs: Any):

@@ -2,7 +2,8 @@
 
 The calls `c10d::*` get kernels for the device type, so DistributedDataParallel, FSDP, DTensor and
 everything else that PyTorch builds on process groups works without knowing of ltc.  The backend
-name "ltc" stands for gloo, for CPU and ltc tensors alike.
+name "ltc" stands for gloo, for CPU and ltc tensors alike.  registration.py imports this module when
+the first group is made.
 """
 
 from __future__ import annotations
@@ -10,22 +11,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ltc import config
 from ltc.device.recording.tensors import is_lazy
 from ltc.distributed.c10d import ddp, group_calls, kernels, on_host, point_to_point, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
 from ltc.distributed.transport import session
-from ltc.support.process.private_folder import require_private
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     SPLIT_SOURCE,
@@ -39,76 +36,20 @@ _libraries: list[torch.library.Library] = []  # a library unregisters its kernel
 
 
 def install() -> None:
-    """Teach torch.distributed about ltc: backend "ltc", init_method "ltc://". `import ltc` calls it.
-
-    Once per process.
-
-    >>> import torch.distributed as dist
-    >>> dist.is_backend_available("ltc")
-    True
-    >>> dist.init_process_group("ltc", init_method="ltc://")
-    >>> x = torch.ones(2, device="ltc")
-    >>> dist.all_reduce(x)
-    >>> x.tolist()
-    [1.0, 1.0]
-    >>> dist.destroy_process_group()
-    """
-    dist.Backend.register_backend(DEVICE_TYPE, _gloo, devices=["cpu", DEVICE_TYPE])
-    dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
-    _choose_for_who_names_no_backend()
+    """Change what torch.distributed does with groups. The import of this module calls it."""
     _make_groups_anew()
     group_calls.install()
-    register_rendezvous_handler(DEVICE_TYPE, _meet)
     _register_kernels()
     _settle_before_other_calls()
     _settle_before_functional_calls()
-    _go_by_arguments_too()
-    _allow_monitored_barriers()
     _take_timeouts_of_what_is_over()
     ddp.install()
 
 
-def _gloo(store, rank: int, size: int, timeout):
-    """What carries a group of the backend "ltc": gloo, as one would make it by name."""
-    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-
-
-_stores = itertools.count()  # a second process group of a run has a store of its own
-
-
-def _meet(url: str, timeout=dist.default_pg_timeout, **_) -> Iterator[tuple]:
-    """init_method "ltc://": the processes of this run, whoever started them."""
-    folder = config.value("LTC_RENDEZVOUS")
-    world, rank = config.value("XRT_SHARD_WORLD_SIZE"), config.value("XRT_SHARD_ORDINAL")
-    if folder:
-        require_private(folder)
-        yield dist.FileStore(str(Path(folder) / f"torch{next(_stores)}"), world), rank, world
-    elif world == 1:
-        yield dist.HashStore(), 0, 1
-    else:
-        yield from dist.rendezvous("env://", timeout=timeout)
-
-
-def _choose_for_who_names_no_backend() -> None:
-    """init_process_group() without a backend, as init_device_mesh calls it, means gloo for both.
-
-    torch would register gloo for the device alone, and CPU tensors could not travel.
-    """
-    dist.Backend.default_device_backend_map[DEVICE_TYPE] = "gloo"
-    make = dist.distributed_c10d.BackendConfig.__init__
-
-    @functools.wraps(make)
-    def __init__(self, backend):
-        make(self, backend)
-        if backend == dist.Backend.UNDEFINED and DEVICE_TYPE in self.device_backend_map:
-            gloo = self.device_backend_map[DEVICE_TYPE]
-            self.device_backend_map = {"cpu": gloo, DEVICE_TYPE: gloo}
-
-    dist.distributed_c10d.BackendConfig.__init__ = __init__
-
-
 def _make_groups_anew() -> None:
-    """Where device_id names an ltc device, torch would split groups off, which gloo cannot do."""
+    """Make new groups instead of splitting: for a device_id on ltc torch would split, which gloo
+    cannot.
+    """
     original = SPLIT_SOURCE.current
 
     def _get_split_source(group):
@@ -174,14 +115,11 @@ def _settle_before_other_calls() -> None:
     for name in _CALLS:
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, _settling(getattr(dist.ProcessGroup, name)))
-    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _settled_end(
-        dist.destroy_process_group
-    )
     atexit.register(_settle_at_exit)
 
 
 def _settle_before_functional_calls() -> None:
-    """The same for `_c10d_functional`, whose calls on CPU tensors never come to Python."""
+    """Settle before `_c10d_functional` too, whose calls on CPU tensors never come to Python."""
     library = torch.library.Library("_c10d_functional", "IMPL")
     _libraries.append(library)
     with warnings.catch_warnings():
@@ -231,21 +169,21 @@ def _settling(call: Callable) -> Callable:
     return settled
 
 
-def _settled_end(destroy: Callable) -> Callable:
-    @functools.wraps(destroy)
-    def settled(group=None):
-        try:
-            traced.settle()
-        finally:
-            group_calls.forget(group)
-            destroy(group)
-            _forget_arguments()
+def destroy_process_group(original: Callable, group=None):
+    """Settle, then end a group as torch does: `dist.destroy_process_group`."""
+    try:
+        traced.settle()
+    finally:
+        group_calls.forget(group)
+        original(group)
+        _forget_arguments()
 
-    return settled
+
+new_process_group = group_calls.new_process_group
 
 
 class _Told(contextlib.ExitStack):
-    """What arguments of init_process_group have said; closing it takes that back."""
+    """The settings that arguments of init_process_group gave; closing it takes them back."""
 
     by_arguments = False
 
@@ -257,28 +195,22 @@ class _Told(contextlib.ExitStack):
 _told = _Told()
 
 
-def _go_by_arguments_too() -> None:
-    """Rank and size that init_process_group is told alone count as if a launcher had said them.
+def init_process_group(original: Callable, *args, **kwargs):
+    """Make the default group, and take rank and size from it: `dist.init_process_group`.
 
-    Else the collectives of ltm would find one replica in each process, and exchange nothing.
+    Those that it is told alone count as if a launcher had said them: else the collectives of ltm
+    would find one replica in each process, and exchange nothing.
     """
-    original = dist.init_process_group
-
-    @functools.wraps(original)
-    def init_process_group(*args, **kwargs):
-        if _told.by_arguments and not dist.is_initialized():  # who it was in an earlier world
-            traced.settle()
-            session.forget()
-            _told.close()
-        original(*args, **kwargs)
-        _take_arguments()
-
-    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
-    if dist.is_initialized():  # before the device was first used, so before ltc was imported
-        _take_arguments()
+    if _told.by_arguments and not dist.is_initialized():  # who it was in an earlier world
+        traced.settle()
+        session.forget()
+        _told.close()
+    original(*args, **kwargs)
+    take_arguments()
 
 
-def _take_arguments() -> None:
+def take_arguments() -> None:
+    """Let the rank and size of the default group count where no launcher has told another."""
     if config.value("XRT_SHARD_WORLD_SIZE") == 1 < dist.get_world_size():
         rank, local = dist.get_rank(), config.value("XRT_SHARD_LOCAL_ORDINAL")
         settings = {
@@ -291,7 +223,9 @@ def _take_arguments() -> None:
 
 
 def _forget_arguments() -> None:
-    """The default group is gone; a process that has met the others by it stays who it was."""
+    """Forget them when the default group is gone; a process that met the others by it keeps its
+    rank.
+    """
     if not dist.is_initialized() and not session.any_in_use():
         _told.close()
 
@@ -302,18 +236,12 @@ def _settle_at_exit() -> None:
         traced.settle()
 
 
-def _allow_monitored_barriers() -> None:
-    """dist.monitored_barrier accepts the name "gloo" only, which "ltc" is underneath."""
-    original = dist.monitored_barrier
-
-    @functools.wraps(original)
-    def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-        chosen = dist.group.WORLD if group is None else group
-        if not isinstance(chosen, dist.ProcessGroup) or dist.get_backend(chosen) != DEVICE_TYPE:
-            return original(group, timeout, wait_all_ranks)
-        return chosen.monitored_barrier(timeout or dist.default_pg_timeout, wait_all_ranks)
-
-    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+def monitored_barrier(original, group=None, timeout=None, wait_all_ranks=False):
+    """Accept a group of "ltc", which is gloo underneath: torch accepts the name "gloo" alone."""
+    chosen = dist.group.WORLD if group is None else group
+    if not isinstance(chosen, dist.ProcessGroup) or dist.get_backend(chosen) != DEVICE_TYPE:
+        return original(group, timeout, wait_all_ranks)
+    return chosen.monitored_barrier(timeout or dist.default_pg_timeout, wait_all_ranks)
 
 
 def _take_timeouts_of_what_is_over() -> None:

@@ -25,8 +25,8 @@ from ltc.runtime.transfers import backend
 
 
 def exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
-    """What the exchange of `tensors` gives: new tensors of these types, one for each of them."""
-    sessions.current()  # from now on the others hear of it if this replica fails
+    """Exchange `tensors` and return new tensors of these types, one for each of them."""
+    sessions.current()  # from now on the other replicas notice if this one fails
     return record(collective, tensors, types)
 
 
@@ -40,14 +40,15 @@ def reduced(
     scale: float = 1.0,
     agreed: str = "",
 ) -> list[torch.Tensor]:
-    """New tensors with everyone's `tensors` reduced, as one exchange; not scaled yet.
+    """Return new tensors: all replicas' `tensors` reduced, as one exchange; not scaled yet.
 
-    groups  frozen; () means all together
-    line    the user's, for messages
-    bucket  of gradients, its number among those of the call
-    parameters  whose these are, where not all of the call's have one
-    scale   that each replica multiplies the results with
-    agreed  what else must be the same on all replicas
+    Args:
+        groups: Frozen; () means all together.
+        line: The user's line, for messages.
+        bucket: The number of this bucket of gradients in the call.
+        parameters: The names of the parameters, if not all tensors of the call have one.
+        scale: The factor by which each replica multiplies the results.
+        agreed: Other facts that must be the same on all replicas.
     """
     types = [type_of(x) for x in tensors]
     agreed, checked = (agreed, []) if scale == 1.0 else agreed_scale(scale, tensors[0])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ltc.device.recording import sync
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
@@ -23,22 +23,31 @@ def rendezvous(
 ) -> list[bytes]:
     """Wait for the replicas (all where None or empty), and get each one's payload.
 
-    return  the payloads, in the order of the ordinals
-
     Payloads go up a tree and come down together: O(log n) messages one after another. What is
     pending in the calling thread is started first, since others may wait for it.
 
-    Raises TypeError for a payload that is no bytes, ValueError for a list of replicas that names
-    one twice, one that does not exist, or not this one; PeerFailure on every replica where they do
-    not meet in the same rendezvous.
+    Args:
+        tag: The name of the rendezvous: the same on every replica.
+        payload: Bytes for the others.
+        replicas: The ordinals that meet; None: all.
 
-    >>> ltm.rendezvous("ready", b"zero")
-    [b'zero']
+    Returns:
+        The payloads, in the order of the ordinals.
+
+    Raises:
+        TypeError: For a payload that is no bytes.
+        ValueError: For a list of replicas that names one twice, one that does not exist, or not
+            this one.
+        PeerFailure: On every replica where they do not meet in the same rendezvous.
+
+    Example:
+        >>> ltm.rendezvous("ready", b"zero")
+        [b'zero']
     """
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         raise TypeError(
-            f"rendezvous({tag!r}) got a payload of type {type(payload).__name__}: give bytes, for "
-            f"example text.encode()."
+            f"rendezvous({tag!r}) got a payload of type {type(payload).__name__}: pass bytes, such as "
+            f"text.encode()."
         )
     sync.start_collectives()
     session = sessions.current()
@@ -70,8 +79,8 @@ def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:
         raise ValueError(f"rendezvous({tag!r}): Duplicate ordinal: {double} in {list(members)}")
     if ordinal not in members:
         raise ValueError(
-            f"rendezvous({tag!r}): replica {ordinal} is not among {list(members)}. Only those "
-            f"listed may come."
+            f"rendezvous({tag!r}): replica {ordinal} is not among {list(members)}. Only the listed "
+            f"replicas may call it."
         )
     return members
 

@@ -1,6 +1,6 @@
-"""Which replicas there are, and which one this is.
+"""The replicas of the run, and the ordinal of this one.
 
-A replica is one device of one process.  World size and ordinal come from the environment that a
+A replica is one device of one process. World size and ordinal come from the environment that a
 launcher sets; inside a replicated thread the ordinal counts the thread's device too.
 """
 
@@ -27,7 +27,7 @@ _thread = _ReplicasOfThread()
 def set_replication(device, devices: Sequence) -> None:
     """Make `device` the thread's current one and `devices` its replicas; none ends replication.
 
-    Collectives that the thread has recorded as who it was before are started.
+    Collectives that the thread recorded under its former number are started.
     """
     sync.start_collectives()
     indices = tuple(device_index(d) for d in devices)
@@ -51,11 +51,12 @@ def thread_name() -> str:
 
 @dataclass(frozen=True)
 class Rank:
-    """Where the calling thread stands among all replicas.
+    """The place of the calling thread among all replicas.
 
-    process, processes  its process's number, and how many there are
-    devices             indices of the devices replicated in this process; () for one replica
-    position            of the thread's device among them
+    Attributes:
+        process, processes: Its process's number, and the number of processes.
+        devices: Indices of the devices replicated in this process; () for one replica.
+        position: The position of the thread's device among them.
     """
 
     process: int
@@ -90,7 +91,8 @@ def place() -> Rank:
 def replication_devices(local_devices: Sequence[str]) -> list[str]:
     """The real names of the devices to replicate over: every device of the kind, in order.
 
-    Raises RuntimeError where the given ones are of several kinds, or are not all of their kind.
+    Raises:
+        RuntimeError: If the given ones are of several kinds, or are not all of their kind.
     """
     real = real_devices(local_devices)
     kinds = {kind_of(name) for name in real}
@@ -127,7 +129,7 @@ def local_ordinal(default: int = 0) -> int:
 
 
 def is_master(local: bool = True) -> bool:
-    """Whether this is replica 0: of its host, or of all."""
+    """Return True if this is replica 0: of its host, or of all."""
     return (local_ordinal() if local else ordinal()) == 0
 
 
@@ -146,7 +148,8 @@ def install_rendezvous(
 def meet(tag: str, payload: bytes = b"") -> list[bytes]:
     """Wait until every replica is here; those that do not come are named in the error.
 
-    return  each one's payload, in the order of the ordinals
+    Returns:
+        Each one's payload, in the order of the ordinals.
     """
     if world_size() == 1:
         return [payload]
@@ -157,7 +160,7 @@ def meet(tag: str, payload: bytes = b"") -> list[bytes]:
 def name_of_run() -> str:
     """Twelve hexadecimal digits that the replicas of this run have in common, and no other run has.
 
-    "" for a replica that is alone, and where nothing says where they meet. None waits for another.
+    "" for a replica that is alone, and where they have no meeting point. None waits for another.
     """
     if world_size() == 1:
         return ""

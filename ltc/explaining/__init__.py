@@ -1,1 +1,1 @@
-"""Why something was slow: what is kept when it happens, told as text, logged, and bounded by budgets."""
+"""Reasons for slowness: kept when the events happen, told as text, logged, and bounded by budgets."""

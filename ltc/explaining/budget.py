@@ -1,14 +1,14 @@
-"""What a block may cost: where it costs more, an error with the explanations."""
+"""Budgets: a block that costs more raises an error with the explanations."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import ContextDecorator
 
-from ltc.debug import metrics
 from ltc.errors import BudgetExceeded
 from ltc.explaining import history
 from ltc.explaining.explanation import COMPILES, CUTS, FALLBACKS, RECOMPILES, TIERS, Explanation
+from ltc.support.observation import metrics
 
 MOST_TOLD = 10  # explanations in the text of an error
 _TOLD = {
@@ -24,26 +24,28 @@ _MEGABYTE = 1 << 20
 class budget(ContextDecorator):
     """`with ltc.budget(compiles=0, syncs=1):` raises BudgetExceeded where the block costs more.
 
-    compiles      programs that are compiled
-    programs      programs that are new, compiled or not: by default they run uncompiled at first
-    syncs         steps that are cut before their mark, by reads above all
-    fallbacks     calls that run eagerly on the CPU
-    transfers_mb  megabytes (of 2**20 bytes) copied to and from devices
-    warn          warn in place of raising
+    A limit of None allows any number. All threads of the process count. Work that is pending at the
+    end of the block has cost nothing yet: mark the step inside. The error names each limit that was
+    exceeded, and the reasons. An error that the block itself raises is passed on. It also
+    decorates functions.
 
-    What is None may be any number. All threads of the process count. What is pending at the end of
-    the block has cost nothing yet: mark the step inside. The error names what was exceeded, and why
-    each of it happened; where the block raises itself, that error is left alone. It also decorates
-    functions.
+    Args:
+        compiles: Programs that are compiled.
+        programs: Programs that are new, compiled or not: by default they run uncompiled at first.
+        syncs: Steps that are cut before their mark, by reads above all.
+        fallbacks: Calls that run eagerly on the CPU.
+        transfers_mb: Megabytes (of 2**20 bytes) copied to and from devices.
+        warn: Warn in place of raising.
 
-    >>> with ltc.budget(compiles=0, fallbacks=0, transfers_mb=1):
-    ...     x = torch.ones(3).to("ltc")
-    >>> try:
-    ...     with ltc.budget(syncs=0):
-    ...         total = x.exp().sum().item()
-    ... except ltc.errors.BudgetExceeded as error:
-    ...     print(str(error).splitlines()[0])
-    This block was to cost no more than syncs=0; it cost syncs=1.
+    Example:
+        >>> with ltc.budget(compiles=0, fallbacks=0, transfers_mb=1):
+        ...     x = torch.ones(3).to("ltc")
+        >>> try:
+        ...     with ltc.budget(syncs=0):
+        ...         total = x.exp().sum().item()
+        ... except ltc.errors.BudgetExceeded as error:
+        ...     print(str(error).splitlines()[0])
+        The budget of this block is syncs=0; it cost syncs=1.
     """
 
     def __init__(
@@ -85,12 +87,12 @@ class budget(ContextDecorator):
     def _text(self, over: list[str], spent: dict[str, float], block: _Block) -> str:
         allowed = ", ".join(f"{name}={self._allowed[name]}" for name in over)
         cost = ", ".join(f"{name}={spent[name]:.4g}" for name in over)
-        rows = [f"This block was to cost no more than {allowed}; it cost {cost}."]
+        rows = [f"The budget of this block is {allowed}; it cost {cost}."]
         return "\n".join(rows + list(map(str, block.told(over)[-MOST_TOLD:])))
 
 
 class _Block:
-    """What happens from here to `end`."""
+    """The events from here to `end`."""
 
     def __init__(self) -> None:
         self._heard: dict[str, list[Explanation]] = {}
@@ -102,7 +104,7 @@ class _Block:
         self._heard.setdefault(explanation.kind, []).append(explanation)
 
     def end(self) -> dict[str, float]:
-        """What it cost, by the names of a budget."""
+        """End the block and return its costs, by the names of a budget."""
         history.leave(self._hear)
         self._grown.__exit__()
         moved = _transferred()
@@ -110,19 +112,15 @@ class _Block:
         return {
             "compiles": self._grown["UncachedCompile"],
             "programs": self._grown["UncachedCompile"]
-            - self._tier_ups()
-            + self._grown["InterpretedPrograms"],
+            - self._grown["TierUp"]  # not new
+            + self._grown["UncompiledPrograms"],
             "syncs": len(self._heard.get(CUTS, ())),
             "fallbacks": len(self._heard.get(FALLBACKS, ())),
             "transfers_mb": moved / _MEGABYTE,
         }
 
-    def _tier_ups(self) -> int:
-        """Programs that were compiled though they were not new."""
-        return sum(self._grown[f"TierUp{reason}"] for reason in ("Repeated", "Paid", "Failed"))
-
     def told(self, names: list[str]) -> list[Explanation]:
-        """Each explanation of what these names count, once."""
+        """Return each explanation that these names count, once."""
         kinds = {kind for name in names for kind in _TOLD[name]}
         heard = [one for kind, all in self._heard.items() if kind in kinds for one in all]
         return sorted(dict.fromkeys(heard), key=lambda one: one.moment)

@@ -1,4 +1,4 @@
-"""One thing that happened and its reason, in at most three lines."""
+"""One event and its reason, in at most three lines."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from ltc.explaining.notebook import html_table
 from ltc.explaining.user_stack import UserFrame
 
 COMPILES, RECOMPILES, CUTS = "compiles", "recompiles", "cuts"
-FALLBACKS, TIERS = "fallbacks", "tiers"
-KINDS = (COMPILES, RECOMPILES, CUTS, FALLBACKS, TIERS)
+FALLBACKS, TIERS, FAULTS = "fallbacks", "tiers", "faults"
+KINDS = (COMPILES, RECOMPILES, CUTS, FALLBACKS, TIERS, FAULTS)
 
 
 @dataclass(eq=False)
 class Explanation:
-    """What happened, and why.
+    """An event and its reason.
 
-    kind        one of KINDS
-    stack       the user's frames that led to it, the innermost first
-    what        what happened
-    difference  what was expected and what came
-    cure        what to do about it; "" where there is nothing to do
-    reason      a word for the kind of difference: "shape", "dtype", "operation", ...
-    times       how often the same has happened
-    thread      the name of the thread in which it happened last
-    moment      when that was, in seconds since the epoch
+    Attributes:
+        kind: One of KINDS.
+        stack: The user's frames that led to it, the innermost first.
+        what: The event, as text.
+        difference: The expected and the actual state.
+        cure: The way to avoid it; "" where there is none.
+        reason: A word for the kind of difference: "shape", "dtype", "operation", ...
+        times: The number of such events.
+        thread: The name of the thread in which it happened last.
+        moment: The time of the latest, in seconds since the epoch.
+        traceback: The traceback of a fault of ltc's own, as text.
     """
 
     kind: str
@@ -39,15 +41,18 @@ class Explanation:
     times: int = 1
     thread: str = field(default_factory=lambda: threading.current_thread().name)
     moment: float = field(default_factory=time.time)
+    traceback: str = ""
 
     @property
     def line(self) -> str:
-        """ "file.py:12 in function" of the user's; "" where nobody of theirs has called."""
+        """Return "file.py:12 in function" of the user's innermost frame; "" without a frame of
+        theirs.
+        """
         return str(self.stack[0]) if self.stack else ""
 
     @cached_property
     def identity(self) -> tuple[object, ...]:
-        """What two of the same have in common."""
+        """Return the fields in which two explanations of the same event agree."""
         return self.kind, self.stack, self.what, self.difference
 
     def __str__(self) -> str:
@@ -56,7 +61,7 @@ class Explanation:
         return "\n".join(rows + ([f"  cure: {self.cure}"] if self.cure else []))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return HTML for a notebook."""
         return html_table([self])
 
 

@@ -1,7 +1,8 @@
-"""The latest explanations, each kept once; logged where somebody listens.
+"""Keep the latest explanations, each once, and log them to active loggers.
 
-The loggers are "ltc.recompiles", "ltc.cuts", and so on.  LTC_LOG names those that print to stderr.
-TORCH_LOGS and torch._logging.set_logs print by PyTorch's own loggers, where these have a name for it.
+The loggers are "ltc.recompiles", "ltc.cuts", and so on. LTC_LOG names those that print to stderr.
+TORCH_LOGS and torch._logging.set_logs print by PyTorch's own loggers, where these have a name for
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ltc import config
-from ltc.debug import metrics
 from ltc.explaining.explanation import (
     COMPILES,
     CUTS,
@@ -24,6 +24,7 @@ from ltc.explaining.explanation import (
     Explanation,
 )
 from ltc.explaining.notebook import html_table
+from ltc.support.observation import metrics
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.torch_private import artifact_logger
 
@@ -49,7 +50,7 @@ def note(explanation: Explanation) -> Explanation:
 
 
 def again(explanation: Explanation) -> Explanation:
-    """The same has happened once more."""
+    """Count one more event like an explanation that is kept; return that explanation."""
     explanation.times += 1
     explanation.thread, explanation.moment = threading.current_thread().name, time.time()
     return _told(explanation)
@@ -61,13 +62,31 @@ def _told(explanation: Explanation) -> Explanation:
     if _listeners:
         for listener in tuple(_listeners):
             listener(explanation)
+    show(explanation)
+    return explanation
+
+
+def counts() -> dict[Explanation, int]:
+    """Return how often each event that is kept has come, the latest last."""
+    with _lock:
+        return {explanation: explanation.times for explanation in _kept.values()}
+
+
+def is_shown(kind: str) -> bool:
+    """Return True if explanations of a kind are printed as they happen."""
+    torch_logger = _torch_loggers.get(kind)
+    is_torchs = torch_logger is not None and torch_logger.isEnabledFor(logging.DEBUG)
+    return is_torchs or _loggers[kind].isEnabledFor(logging.INFO)
+
+
+def show(explanation: Explanation) -> None:
+    """Print an explanation where its kind is asked for."""
     logger = _loggers[explanation.kind]
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", explanation)
     torch_logger = _torch_loggers.get(explanation.kind)
     if torch_logger is not None and torch_logger.isEnabledFor(logging.DEBUG):
         torch_logger.debug("%s", explanation)
-    return explanation
 
 
 def _keep(explanation: Explanation) -> None:
@@ -81,48 +100,51 @@ def _keep(explanation: Explanation) -> None:
 
 
 def listen(listener: Callable[[Explanation], None]) -> None:
-    """Have it called with each explanation from now on, in the thread in which it happens."""
+    """Call `listener` with each explanation from now on, in the thread of the event."""
     with _lock:
         _listeners.append(listener)
 
 
 def leave(listener: Callable[[Explanation], None]) -> None:
-    """No longer."""
+    """Stop calling `listener`."""
     with _lock:
         _listeners.remove(listener)
 
 
 class Explanations(list[Explanation]):
-    """What prints as the texts of its members, the latest last."""
+    """A tuple of explanations that prints their texts, the latest last."""
 
     def __str__(self) -> str:
         if not self:
-            return "Nothing to explain: no program was compiled again, no step cut, nothing run eagerly."
+            return "Nothing to explain: no recompile, no cut step, no eager fallback."
         return "\n".join(map(str, self))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return HTML for a notebook."""
         return html_table(self) if self else f"<p>{self}</p>"
 
 
 def explain(last: int = 10) -> Explanations:
-    """Why programs were compiled again, steps cut, and calls run eagerly: the latest, newest last.
+    """Return the reasons for recompiles, cut steps, side exits and eager fallbacks: the newest last.
 
-    last  how many at most
+    Unexpected errors of ltc's own, after which it fell back, are among them.
 
-    Each prints as at most three lines: what happened and at which line of yours; what was expected
-    and what came; the cure. Its fields (`kind`, `line`, `reason`, `times`, ...) are for programs. The
-    first program of a place in your program is no surprise, and is not told. What other processes
-    did, they tell.
+    Each prints as at most three lines: the event and your line; the expected and the actual state;
+    the cure. Its fields (`kind`, `line`, `reason`, `times`, ...) are for programs. The first program
+    of a line of yours is expected, so it is left out. Each process explains its own events.
 
-    >>> x = torch.ones(3, device="ltc") * 2
-    >>> if x.sum() > 5:  # a read, before the step is marked
-    ...     x = x + 1
-    >>> ltm.mark_step()
-    >>> [one.kind for one in ltc.explain() if one.reason == "read"][-1:]
-    ['cuts']
+    Args:
+        last: The greatest number of explanations.
+
+    Example:
+        >>> x = torch.ones(3, device="ltc") * 2
+        >>> if x.sum() > 5:  # a read, before the step is marked
+        ...     x = x + 1
+        >>> ltm.mark_step()
+        >>> [one.kind for one in ltc.explain() if one.reason == "read"][-1:]
+        ['cuts']
     """
     with _lock:
         told = [explanation for explanation in _kept.values() if explanation.kind != COMPILES]
@@ -130,7 +152,7 @@ def explain(last: int = 10) -> Explanations:
 
 
 def forget() -> None:
-    """Keep no explanation of before."""
+    """Drop all explanations."""
     global _latest
     with _lock:
         _kept.clear()

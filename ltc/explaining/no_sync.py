@@ -1,4 +1,4 @@
-"""Blocks in which nothing that is pending may be read."""
+"""Blocks in which a read of a pending tensor is an error."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _called_before: list[Callable[[], object]] = []
 
 
 def call_before_blocks(function: Callable[[], object]) -> None:
-    """Let it be called where a block begins: whatever is there already is to be read inside."""
+    """Call `function` when a block begins, so that values computed already can be read inside."""
     _called_before.append(function)
 
 
 class no_sync(ContextDecorator):
-    """`with ltc.no_sync():` lets no read cut the step: printing tells what is pending, unread.
+    """`with ltc.no_sync():` lets no read cut the step: printing shows pending tensors unread.
 
     A pending tensor prints as its shape, its dtype and the line that made it, in an f-string too;
-    any other read of one (`.item()`, `if x:`, `.cpu()`) raises SyncForbidden at your line. What has
-    been computed can be read. It counts for the calling thread, and also decorates functions.
+    any other read of one (`.item()`, `if x:`, `.cpu()`) raises SyncForbidden at your line. Computed
+    values can be read. The block holds for the calling thread. It also decorates functions.
 
-    >>> x = torch.ones(3, device="ltc") * 2
-    >>> with ltc.no_sync():
-    ...     print(x)
-    <pending ltc:0 tensor float32[3] made by aten::mul.Tensor at ...>
+    Example:
+        >>> x = torch.ones(3, device="ltc") * 2
+        >>> with ltc.no_sync():
+        ...     print(x)
+        <pending ltc:0 tensor float32[3] made by aten::mul.Tensor at ...>
     """
 
     def __enter__(self) -> no_sync:
@@ -44,5 +45,5 @@ class no_sync(ContextDecorator):
 
 
 def reads_are_forbidden() -> bool:
-    """Whether the calling thread is in such a block."""
+    """Return True if the calling thread is in a `no_sync` block."""
     return _thread.depth > 0

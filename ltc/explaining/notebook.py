@@ -11,7 +11,7 @@ _LEFT = 'style="text-align: left; vertical-align: top"'
 
 
 def html_table(explanations: Iterable[Any]) -> str:
-    """An HTML table of Explanations; whatever the user's program wrote is shown as text."""
+    """An HTML table of Explanations; text of the user's program is escaped."""
     head = "".join(f"<th {_LEFT}>{heading}</th>" for heading in _HEADINGS)
     rows = "".join(f"<tr>{_cells(explanation)}</tr>" for explanation in explanations)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -29,7 +29,7 @@ def _cells(explanation: Any) -> str:
 
 
 def _place(explanation: Any) -> str:
-    """The line, those that led there, and its text."""
+    """Return the user's line, its callers, and its source."""
     if not explanation.stack:
         return "no line of the program"
     source = explanation.stack[0].source

@@ -32,12 +32,27 @@ class UserFrame(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
 
+def frame_of(line: str) -> UserFrame | None:
+    """Return the frame that "file.py:12 in function" names; None if the text is no such line."""
+    place, _, function = line.rpartition(" in ")
+    file, _, number = place.rpartition(":")
+    return UserFrame(file, int(number), function) if number.isdigit() else None
+
+
 def user_stack() -> tuple[UserFrame, ...]:
     """The innermost frame outside ltc, torch and Python's own library, then those that led to it.
 
     Of the latter, only those of the user's program: no installed packages.
     """
     return stack_of(sys._getframe(1))
+
+
+def user_stack_from(line: str) -> tuple[UserFrame, ...]:
+    """Return the user's stack, with the frame that "file.py:12 in function" names as its innermost."""
+    place, stack = frame_of(line), stack_of(sys._getframe(1))
+    if place is None:
+        return stack
+    return place, *[frame for frame in stack if frame != place]
 
 
 def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
@@ -55,9 +70,10 @@ def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
 
 
 def user_frame(above: int = 0) -> FrameType | None:
-    """The innermost of them as it is: who keeps it keeps what its function has in hand.
+    """Return the innermost user frame itself; holding it keeps its function's values alive.
 
-    above  how many callers of the caller are known to be ltc's
+    Args:
+        above: Number of the caller's callers that are known to be ltc's.
     """
     frame: FrameType | None = sys._getframe(1 + above)
     while frame is not None:

@@ -1,7 +1,7 @@
 """`import ltc.integrations.accelerate`: accelerate, and transformers' Trainer, train on ltc.
 
-It says what the variable ACCELERATE_TORCH_DEVICE=ltc says, which both packages look at. One that is
-set already stays as it is. Import it before an Accelerator or TrainingArguments is made.
+It does as the variable ACCELERATE_TORCH_DEVICE=ltc, which both packages read. One that is set
+already stays as it is. Import it before an Accelerator or TrainingArguments is made.
 """
 
 from __future__ import annotations

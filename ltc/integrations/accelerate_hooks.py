@@ -1,8 +1,8 @@
-"""Where accelerate asks which kind of device it has: processes, half precision, random numbers.
+"""Accelerate's queries for its kind of device: processes, half precision, random numbers.
 
 With ACCELERATE_TORCH_DEVICE=ltc alone accelerate trains on ltc in one process, and knows nothing
-else of the device. Several processes, `mixed_precision="fp16"` and random numbers of checkpoints are added here.
-Without the variable all is as if this were not here.
+else of the device. Several processes, `mixed_precision="fp16"` and random numbers of checkpoints
+are added here. Without the variable all is as if this were not here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _load_state(original: Callable, *args, **kwargs) -> Any:
 
 
 def _file(function: Callable, args: tuple, kwargs: dict) -> Path:
-    """Where the random numbers of this process lie, beside accelerate's own file of them."""
+    """Return where the random numbers of this process lie, beside accelerate's own file of them."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     folder = given.get("output_dir") or given["input_dir"]
     return Path(folder) / f"random_states_{DEVICE_TYPE}_{given['process_index']}.pkl"

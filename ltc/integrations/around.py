@@ -10,11 +10,12 @@ from typing import Any
 def around(owner: Any, name: str, ours: Callable[..., Any]) -> None:
     """From now on `owner.name(...)` is `ours(original, ...)`.
 
-    >>> import types
-    >>> other = types.SimpleNamespace(price=lambda: 3)
-    >>> around(other, "price", lambda original: original() + 1)
-    >>> other.price()
-    4
+    Example:
+        >>> import types
+        >>> other = types.SimpleNamespace(price=lambda: 3)
+        >>> around(other, "price", lambda original: original() + 1)
+        >>> other.price()
+        4
     """
     original = getattr(owner, name)
 

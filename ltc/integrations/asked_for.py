@@ -10,5 +10,5 @@ VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
 
 def asked_for() -> bool:
-    """Whether they were told to take this device."""
+    """Return True if they were told to take this device."""
     return os.environ.get(VARIABLE, "").partition(":")[0] == DEVICE_TYPE

@@ -56,9 +56,11 @@ def answer(
     *,
     return_aux: Any = None,
 ) -> Any:
-    """What torch's function gives: [B, H, Q, V], with what `return_lse` or `return_aux` ask for.
+    """Return the results of torch's function: [B, H, Q, V], and those of `return_lse` or
+    `return_aux`.
 
-    query  [B, H, Q, E]; key and value [B, K, S, E], of fewer heads K with `enable_gqa`
+    Args:
+        query: [B, H, Q, E]; key and value [B, K, S, E], of fewer heads K with `enable_gqa`.
     """
     if enable_gqa:
         heads = query.shape[1] // key.shape[1]

@@ -29,7 +29,7 @@ PACKAGES = {
 
 
 class _Devices:
-    """What Lightning asks an accelerator: how many devices, which, and what is in their memory."""
+    """The facts that Lightning asks an accelerator for: count of devices, their ids, their memory."""
 
     def setup_device(self, device: torch.device) -> None:
         if device.type != DEVICE_TYPE:
@@ -43,7 +43,7 @@ class _Devices:
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """How many processes: of a number, its text, -1 for as many as there are, or a list."""
+        """Return the number of processes: from a number, its text, -1 for all, or a list."""
         count = len(devices) if isinstance(devices, (list, tuple)) else int(devices)
         if count == -1:
             return _Devices.auto_device_count()
@@ -81,7 +81,8 @@ def _choose_for(
 ) -> None:
     """Make the connector's choices for the accelerator; it makes them itself for any other.
 
-    flag  the attribute of a connector that holds the precision asked for
+    Args:
+        flag: The attribute of a connector that holds the precision asked for.
     """
 
     def strategy(original: Callable, made: Any) -> Any:
@@ -105,7 +106,8 @@ def _choose_for(
 def _serve(ddp: type, device_ids: str) -> None:
     """Have DDP of the device over ltc's process group, and without indices of CUDA devices.
 
-    device_ids  the name of the method that gives these
+    Args:
+        device_ids: The name of the method that gives these.
     """
 
     def is_ours(strategy: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What torch's decomposition of a batch norm says of the statistics that it keeps on ltc: as on the CPU.
+"""Statistics that torch's decomposition of a batch norm keeps on ltc: as on the CPU.
 
 `torch.export.draft_export` holds it against what the device gives. For any device but the CPU torch
 says what CUDA keeps; ltc keeps what the CPU does.

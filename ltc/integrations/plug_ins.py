@@ -1,4 +1,4 @@
-"""What other packages need to know of the device is told to them when they are imported."""
+"""Facts of the device for other packages, handed to them when they are imported."""
 
 from __future__ import annotations
 

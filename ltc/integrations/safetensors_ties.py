@@ -1,4 +1,4 @@
-"""Which lazy tensors safetensors is to write once: its own look is at addresses, and they have none."""
+"""The lazy tensors that safetensors is to write once: it compares addresses, and they have none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import ModuleType
 
 import torch
 
-from ltc.checkpointing.storage_sharing import arranged
 from ltc.device.ops.resizing import storage_bytes
 from ltc.device.recording.tensors import is_lazy, state_of
+from ltc.device.storage_sharing import arranged
 from ltc.integrations.around import around
 
 
@@ -34,7 +34,7 @@ def _find(original: Callable, tensors: dict[str, torch.Tensor]) -> list[set[str]
 
 
 def _is_complete(original: Callable, tensor: torch.Tensor) -> bool:
-    """Whether it is all that its storage holds."""
+    """Return True if it is all that its storage holds."""
     if not is_lazy(tensor):
         return bool(original(tensor))
     return tensor.nbytes == storage_bytes(state_of(tensor))

@@ -66,5 +66,5 @@ def _load_rng_state(original: Callable, trainer: Any, checkpoint: str | None) ->
 
 
 def _file(trainer: Any, folder: str) -> Path:
-    """Where the random numbers of this process lie, beside Trainer's own file of them."""
+    """Return where the random numbers of this process lie, beside Trainer's own file of them."""
     return Path(folder) / f"rng_state_{DEVICE_TYPE}_{trainer.args.process_index}.pth"

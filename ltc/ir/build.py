@@ -66,10 +66,11 @@ def cast(x: Node, dtype: torch.dtype) -> Node:
 def check(x: Node, holds: Node, message: str) -> Node:
     """x; where any of `holds` is False, the program fails with a RuntimeError of that message.
 
-    holds    of x's shape, or one that can be expanded to it
-    message  {} in it stands for the first wrong element, of integers
+    Readers of the result keep the check alive: nothing else does.
 
-    What needs the result needs the check: nothing else keeps it.
+    Args:
+        holds: A mask of x's shape, or one that can be expanded to it.
+        message: {} in it stands for the first wrong element, of integers.
     """
     assert holds.dtype == torch.bool
     return make(ops.CHECK, x, expand(holds, x.shape), message=message)
@@ -223,7 +224,7 @@ def max_of(x: Node, dims: int | Iterable[int] | None = None, keepdim: bool = Fal
 
 
 def count_of(x: Node, dims: int | Iterable[int] | None = None) -> int:
-    """How many elements each result of a reduction over `dims` reads."""
+    """Return how many elements each result of a reduction over `dims` reads."""
     return math.prod(x.shape[d] for d in dims_of(x, dims))
 
 

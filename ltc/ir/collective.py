@@ -1,4 +1,4 @@
-"""What a collective is, wherever it is spoken of: recorded, in a graph, on the wire."""
+"""The definition of a collective for all its forms: recorded, in a graph, on the wire."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from dataclasses import dataclass, replace
 class Collective:
     """One exchange among replicas, equal on all that take part.
 
-    kind        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast",
-                "send" or "receive"; in programs also "one_shot_sum": see ltc/ir/one_shot.py
-    reduction   "sum", "mul", "and", "or", "min" or "max", where the kind reduces
-    groups      ordinals that exchange among themselves; () means all together
-    dim         along which the result is joined or cut; of all_to_all, the one that is cut
-    other_dim   of all_to_all, the one along which the parts are joined
-    root        of broadcast: whose value it is
-    pairs       of permute: (from, to) ordinals; of send and receive: the one pair
-    channel     whose replicas: "" for those of this run, else a process group's name
-    parameters  of a sum of gradients: whose, where some of the optimizer's have none, as "0-3, 7"
-    agreed      what else must be the same on all replicas, such as "scale 0.5"
-    checked     how many of the last operands are no part of the exchange, but must be the same bits
-                on all replicas: a scale that is another one in each step
-    site        the user's line, for messages
-    place       of a one-shot sum: the number of its slot in symmetric memory, the same on all
-                members; else -1
-    sharers     of a one-shot sum: how many members it has; else 0
+    Attributes:
+        kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast",
+            "send" or "receive"; in programs also "one_shot_sum": see ltc/ir/one_shot.py.
+        reduction: "sum", "mul", "and", "or", "min" or "max", where the kind reduces.
+        groups: Ordinals that exchange among themselves; () means all together.
+        dim: The dimension along which the result is joined or cut; all_to_all cuts along it.
+        other_dim: The dimension along which all_to_all joins the parts.
+        root: The ordinal that broadcasts its value.
+        pairs: (from, to) ordinals of a permute; the one pair of a send or receive.
+        channel: "" for the replicas of this run, else the name of a process group.
+        parameters: The parameters of a sum of gradients, as "0-3, 7"; "" if all of the optimizer's
+        have gradients.
+        agreed: Other facts that must be the same on all replicas, such as "scale 0.5".
+        checked: Number of last operands that are not exchanged, but must be the same bits on all
+        replicas: a scale that differs from step to step.
+        site: The user's line, for messages.
+        place: The number of a one-shot sum's slot in symmetric memory, the same on all members;
+        else -1.
+        sharers: The number of a one-shot sum's members; else 0.
     """
 
     kind: str
@@ -44,7 +46,7 @@ class Collective:
     sharers: int = 0
 
     def text(self) -> str:
-        """All but the line, as messages show it: "all_reduce sum groups ((0, 1), (2, 3))"."""
+        """Return all but the line for messages: "all_reduce sum groups ((0, 1), (2, 3))"."""
         parts = [self.kind, self.reduction]
         for name in (
             "groups",

@@ -1,4 +1,4 @@
-"""How an extern node calls torch's own kernel: the call's arguments, with holes for operands."""
+"""The call of torch's own kernel by an extern node: its arguments, with holes for operands."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class Hole(NamedTuple):
 class Template:
     """One call of an overload.
 
-    overload  "aten::sort.stable"
-    args      positional arguments; Hole | constant | tuple of these, a list being a tuple
-    kwargs    (name, argument) pairs
-    mutated   positions and names of the arguments that the overload writes to
-    returned  whether it returns tensors besides those
-    present   for every result the call can have, whether it is defined
-    seed      the operand that holds the seed of a random overload, or None
-
     Equal where the text is equal, so 1 and True are different arguments.
+
+    Args:
+        overload: "aten::sort.stable".
+        args: Positional arguments; Hole | constant | tuple of these, a list being a tuple.
+        kwargs: (name, argument) pairs.
+        mutated: Positions and names of the arguments that the overload writes to.
+        returned: True if it returns tensors besides those.
+        present: For every result the call can have, whether it is defined.
+        seed: The operand that holds the seed of a random overload, or None.
     """
 
     def __init__(

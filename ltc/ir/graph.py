@@ -1,16 +1,18 @@
-"""The nodes reachable from a step's outputs, and the text they print as."""
+"""The nodes reachable from a step's outputs, the text they print as, and their fingerprint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ltc.ir.node import Node, attr_text
 from ltc.ir.tensor_type import TensorType, type_text
 from ltc.support.module_names import ModuleName
+from ltc.support.torch_private import OpOverload
 
 # Attributes that the type column already shows.
 _SHOWN_BY_TYPE = frozenset({"dtype", "shape", "results"})
@@ -19,9 +21,10 @@ _SHOWN_BY_TYPE = frozenset({"dtype", "shape", "results"})
 class Origin(NamedTuple):
     """The recorded call a node was made for.
 
-    position  of the call among those that the program runs
-    module    the ModuleName of the module it was made in; or a name, or "": see `module_path`
-    forward   of a call of a backward: the line of the forward's call
+    Attributes:
+        position: The position of the call among those that the program runs.
+        module: The ModuleName of the module it was made in; or a name, or "": see `module_path`.
+        forward: The line of the forward's call, if this is a backward's.
     """
 
     overload: str
@@ -41,13 +44,15 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What one program computes.
+    """The computation of one program.
 
-    inputs   INPUT nodes; a node's `index` attribute is its position in the launch's buffers
-    scalars  SCALAR nodes; a node's `slot` attribute is its position in the launch's scalars
-    outputs  what the launch gives back, in order
-    origins  where nodes come from; nodes that a pass made may be missing
-    scratch  the dtype that float32 values may be rounded to where they are stored between kernels
+    Attributes:
+        inputs: INPUT nodes; a node's `index` attribute is its position in the launch's buffers.
+        scalars: SCALAR nodes; a node's `slot` attribute is its position in the launch's scalars.
+        outputs: The values that the launch returns, in order.
+        origins: The origins of nodes; nodes that a pass made may be missing.
+        scratch: The dtype that float32 values may be rounded to where they are stored between
+            kernels.
     """
 
     inputs: tuple[Node, ...]
@@ -115,3 +120,75 @@ def show(*outputs: Node, notes: Mapping[Node, str] | None = None) -> str:
 def _attrs(node: Node) -> str:
     hidden = _SHOWN_BY_TYPE if isinstance(node.type, TensorType) else {"results"}
     return " ".join(f"{key}={attr_text(value)}" for key, value in node.attrs if key not in hidden)
+
+
+# --- A graph's name ---------------------------------------------------------------------------
+
+# Two lists of recorded calls with one fingerprint run the same program: same overloads in the same order, same
+# wiring, same static arguments, same types. Left out on purpose: the values of scalars and seeds, the index
+# of a device, the user's lines, and what sets one barrier apart from another (its position in the
+# list is enough).
+
+
+def fingerprint(
+    calls: Sequence[Any], outputs: Iterable[Any], slots: dict[int, int], storage: str = ""
+) -> str:
+    """Return 64 hexadecimal digits for these calls (aten/call.py) and the values read of them.
+
+    Args:
+        slots: The scalars they use, numbered: aten/call.py's Numbering.
+        storage: The dtypes that tensors are kept in, if they differ from the reported ones.
+    """
+    digest = hashlib.sha256(storage.encode())
+    positions: dict[Any, int] = {call: position for position, call in enumerate(calls)}
+    positions.update(slots)
+    for call in calls:
+        digest.update(_call_text(call, positions).encode())
+    digest.update(";".join(_text(value, positions) for value in outputs).encode())
+    return digest.hexdigest()
+
+
+def _call_text(call: Any, positions: dict[Any, int]) -> str:
+    name, args = call.name, call.args
+    if name in _UNIQUE:
+        args = args[: _UNIQUE[name]]
+    mutated = ",".join(map(repr, call.mutated)) if call.mutated else ""
+    types = ",".join(map(_type_text, call.results))
+    parts = _text(args, positions), _text(call.kwargs, positions), mutated, types
+    default = "" if call.default is None else f"|{call.default}"
+    return f"{name}|{'|'.join(parts)}|{_text(call.seed, positions)}{default}\n"
+
+
+# A barrier's second argument and an input's position are unique to their recording.
+_UNIQUE = {"ltc::barrier": 1, "ltc::input": 0}
+_PLAIN = frozenset({bool, int, float, str})  # most arguments that are no values
+
+
+def _type_text(value: Any) -> str:
+    return "-" if value is None else f"{value.dtype}{tuple(value.shape)}"
+
+
+def _text(argument: Any, positions: dict[Any, int]) -> str:
+    if argument is None:
+        return "-"
+    kind = argument.__class__
+    if kind in _PLAIN:
+        return f"{kind.__name__} {argument!r}"
+    if kind is tuple or kind is list:
+        return f"[{','.join([_text(a, positions) for a in argument])}]"
+    # By attribute, not by class: the recorder's classes are of a layer above this one.
+    if hasattr(argument, "slot"):
+        return f"scalar {positions[argument.slot]} {argument.dtype} {argument.wrapped}"
+    if hasattr(argument, "call"):
+        return f"%{positions[argument.call]}.{argument.index}"
+    if isinstance(argument, (list, tuple)):  # of a class of its own: torch.Size
+        return f"[{','.join([_text(a, positions) for a in argument])}]"
+    if isinstance(argument, dict):
+        return ",".join(f"{key}={_text(argument[key], positions)}" for key in sorted(argument))
+    if isinstance(argument, torch.device):
+        return f"device {argument.type}"
+    if isinstance(argument, torch.Generator):
+        return "generator"  # what it draws reaches the program as a seed
+    if isinstance(argument, OpOverload):
+        return str(argument.name())
+    return f"{type(argument).__name__} {argument!r}"

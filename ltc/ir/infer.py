@@ -124,7 +124,7 @@ def scan(x: TensorType, *, dim: int) -> TensorType:
 
 
 def permute(x: TensorType, *, dims: Shape) -> TensorType:
-    _need(sorted(dims) == list(range(x.rank)), f"dims {dims} are no permutation", x)
+    _need(sorted(dims) == list(range(x.rank)), f"dims {dims} are not a permutation", x)
     return TensorType(x.dtype, tuple(x.shape[d] for d in dims))
 
 
@@ -232,8 +232,9 @@ def attention(
 ) -> tuple[TensorType, TensorType]:
     """[*B, L, E], [*B, S, E], [*B, S, V], f64[] give [*B, L, V] in `order`, and [*B, L].
 
-    rest  the bias [*B, L, S] where `biased`: bool, or of the query's dtype; then the seed i64[] and
-          the probability f64[] of being dropped where `dropped`
+    Args:
+        rest: The bias [*B, L, S] where `biased`: bool, or of the query's dtype; then the seed i64[]
+            and the probability f64[] of being dropped where `dropped`.
     """
     bias = rest[:biased]
     _need(len(rest) == biased + 2 * dropped, "attention: operands are missing", query, *rest)
@@ -267,9 +268,11 @@ def attention_gradient(
     orders: Sequence[Shape],
     wants_bias: bool,
 ) -> TupleType:
-    """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted.
+    """Infer the gradients of query, key and value, each in its own order, and of the bias if wanted.
 
-    factor  f64[]: what those of query and key are multiplied by, the scale where nobody changed it
+    Args:
+        factor: f64[]: the factor of the gradients of query and key; the scale, unless it was
+        changed.
     """
     plain = tuple(range(query.rank))
     of = attention(
@@ -320,12 +323,12 @@ def recurrence_gradient(
 
 
 def _summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in."""
+    """Return the dtype that sums are kept in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def window_extent(extent: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
-    """How many windows fit along one padded dimension."""
+    """Return how many windows fit along one padded dimension."""
     return (extent + low + high - dilation * (kernel - 1) - 1) // stride + 1
 
 

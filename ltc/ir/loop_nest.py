@@ -114,16 +114,17 @@ class Guard(NamedTuple):
 class Value:
     """One number for each point; values of one kernel that are equal are one object.
 
-    kind      "load", "lookup", "constant", "position", "random", "cell", "choose" or "reduced"
-    dtype     of the number
-    operands  the values it is computed from
-    op        of a cell or a reduction: a row of ir/ops.py
-    data      load: (node in memory, offset); constant: its text; position: its form;
-              lookup: (node in memory, offset, elements between neighbours, how many there are),
-              where its operand says which;
-              random: (its position, how many bits, the stream); cell: the node's attributes;
-              of a cell that may fail: the node itself
-    guards    load, lookup and choose: where it is inside; a cell that may fail: where it matters
+    Attributes:
+        kind: "load", "lookup", "constant", "position", "random", "cell", "choose" or "reduced".
+        dtype: The dtype of the number.
+        operands: The values it is computed from.
+        op: The row of ir/ops.py of a cell or a reduction.
+        data: Load: (node in memory, offset); constant: its text; position: its form; lookup: (node
+        in memory, offset, elements between neighbours, their number), at the place that its
+        operand gives; random: (its position, number of bits, the stream); cell: the node's
+        attributes, or the node itself if the cell may fail.
+        guards: Load, lookup and choose: the points inside; a cell that may fail: the points that
+        count.
     """
 
     kind: str
@@ -149,7 +150,8 @@ class Value:
 class Store:
     """A value that becomes the buffer of a node, element `offset` at each point.
 
-    sums  the op of a reduction where several rows have one offset: their values are added up
+    Attributes:
+        sums: The op of a reduction where several rows have one offset: their values are added up.
     """
 
     node: Node
@@ -162,12 +164,14 @@ class Store:
 class Kernel:
     """A loop nest over `space`.
 
-    space   extents of the loop variables, the outermost first
-    depth   how many of them stay when the reductions are done: every reduced value runs over
-            the variables from `depth` on, for each point of those before
-    stores  each at all variables, or at the first `depth`; one that sums rows, at all but the last
-            of those `depth`
-    base    what its only store's buffer holds before, and keeps where no point is; or None
+    Attributes:
+        space: Extents of the loop variables, the outermost first.
+        depth: The number of variables that stay when the reductions are done: every reduced value
+            runs over the variables from `depth` on, for each point of those before.
+        stores: Each at all variables, or at the first `depth`; one that sums rows, at all but the
+            last of those `depth`.
+        base: The value that its only store's buffer holds before, and keeps outside the points; or
+        None.
     """
 
     space: tuple[int, ...]
@@ -227,12 +231,14 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A matrix product, a convolution or a pooling, and what is done to each result.
+    """A matrix product, a convolution or a pooling, with the epilogue of its results.
 
-    node      what is computed
-    operands  where its operands are
-    epilogue  a kernel over the node's shape that reads the node at each point, or None
-    results   the nodes whose buffers it makes where it has no epilogue; None for one nobody reads
+    Attributes:
+        node: The computed node.
+        operands: The accesses of its operands.
+        epilogue: A kernel over the node's shape that reads the node at each point, or None.
+        results: The nodes whose buffers it makes without an epilogue; None for one that is not
+            read.
     """
 
     node: Node

@@ -24,12 +24,13 @@ Operand: TypeAlias = "Node | Number"  # of a formula
 class Node:
     """One operation applied to earlier nodes.
 
-    op      what is computed
-    inputs  the nodes it reads, in the order the op's type rule takes them
-    attrs   its static parameters, as sorted (name, value) pairs; every value hashable
-    type    dtype and shape of the result; derived from the other three, never passed in
-
     Arithmetic with a Python number reads as the formula: `0.5 * x`.
+
+    Attributes:
+        op: The operation.
+        inputs: The nodes it reads, in the order the op's type rule takes them.
+        attrs: Its static parameters, as sorted (name, value) pairs; every value hashable.
+        type: Dtype and shape of the result; derived from the other three, never passed in.
     """
 
     op: Op
@@ -145,7 +146,7 @@ _OF_SIZES = frozenset({torch.float32, torch.float64, torch.int64})  # dtypes of 
 
 
 def constant(value: float | int | bool | complex, dtype: torch.dtype) -> Node:
-    """A 0-dim constant, rounded to `dtype` by whoever computes it."""
+    """Return a 0-dim constant, rounded to `dtype` where it is computed."""
     if isinstance(value, Extent) and dtype in _OF_SIZES:
         return make(ops.CONSTANT, literal=str(value), dtype=dtype)
     # Keyed by its text: == joins 0.0 with -0.0 and 1 with True, and parts NaN from itself.
@@ -174,7 +175,7 @@ def constant_value(node: Node) -> Any:
 
 
 def is_number(operand: Any) -> bool:
-    """Whether the user wrote a number: a Python one, or one that was lifted to a scalar."""
+    """Return True if the user wrote a number: a Python one, or one that was lifted to a scalar."""
     if isinstance(operand, Node):
         return operand.op is ops.SCALAR and operand.attr("wrapped")
     return isinstance(operand, (bool, int, float, complex))
@@ -203,12 +204,12 @@ def _fixes_dtype(operand: Node) -> tuple[bool, bool]:
 
 
 def is_channels_last(node: Node) -> bool:
-    """Whether a convolution or pooling takes and gives [N, *spatial, C]."""
+    """Return True if a convolution or pooling takes and gives [N, *spatial, C]."""
     return ("channels_last", True) in node.attrs
 
 
 def attr_text(value: Any) -> str:
-    """How an attribute prints in the text of a graph."""
+    """Return an attribute's form in the text of a graph."""
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if isinstance(value, tuple):

@@ -13,11 +13,11 @@ HEAD_BYTES = 64  # before the operands, with the tag of the sum: a cache line of
 
 
 def is_one_shot(node: Node) -> bool:
-    """Whether a node is the start of a one-shot sum, or the wait for one."""
+    """Return True if a node is the start of a one-shot sum, or the wait for one."""
     start = node.inputs[0] if node.op is ops.COLLECTIVE_WAIT else node
     return start.op is ops.COLLECTIVE_START and start.attr("collective").kind == ONE_SHOT
 
 
 def sent_with(start: Node) -> tuple[Node, ...]:
-    """What the start of a collective sends: its inputs but for the token."""
+    """Return the operands that a collective's start sends: its inputs but for the token."""
     return start.inputs[len(start.inputs) - start.attr("count") :]

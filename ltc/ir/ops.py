@@ -18,9 +18,10 @@ from ltc.ir.tensor_type import TensorType, TupleType
 class Op:
     """One row of the list.
 
-    name   as it prints
-    infer  operand types and attributes -> result type, or a tuple of them
-    kind   the family a pass or a vendor may ask for: "elementwise", "reduce", "view", ...
+    Attributes:
+        name: The name that it prints as.
+        infer: Operand types and attributes -> result type, or a tuple of them.
+        kind: The family a pass or a vendor may ask for: "elementwise", "reduce", "view", ...
     """
 
     name: str
@@ -230,7 +231,7 @@ _CHECKS = frozenset(
 
 
 def may_fail(node: Any) -> bool:
-    """Whether the values in the operands can make this node raise."""
+    """Return True if the values in the operands can make this node raise."""
     if node.op in _DIVISIONS:
         return not node.type.dtype.is_floating_point and not _is_never_zero(node.inputs[1])
     return node.op in _CHECKS

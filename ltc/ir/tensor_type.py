@@ -1,4 +1,4 @@
-"""What a node's result is: a dtype and a shape, and nothing about where it lives."""
+"""The type of a node's result: a dtype and a shape, and nothing about its place."""
 
 from __future__ import annotations
 

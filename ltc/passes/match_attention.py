@@ -1,8 +1,8 @@
 """Attention that a user wrote out, softmax(query @ key.T * scale + bias) @ value, as one primitive.
 
-Forward and backward are recognised together, as autograd records them, and only where nobody else
-reads a score, a weight or one of their gradients: then no matrix of them is made.  What the fused
-primitive computes differs from what was written by rounding alone: it sums in another order.
+Forward and backward are recognised together, as autograd records them, and only if no other node reads
+a score, a weight or one of their gradients: then no matrix of them is made. The fused primitive sums in
+another order, so its results differ from the written ones by rounding alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class NoMatch(Exception):
-    """What was looked at is no attention, or someone reads what must not be kept."""
+    """The node is no attention, or another one reads a value that must not be kept."""
 
 
 def _need(holds: bool) -> None:
@@ -36,7 +36,7 @@ def _need(holds: bool) -> None:
 
 
 def _there(found: T | None) -> T:
-    """What was found.  Raises NoMatch where nothing was."""
+    """Return the found object; raise NoMatch for None."""
     if found is None:
         raise NoMatch
     return found
@@ -44,12 +44,13 @@ def _there(found: T | None) -> T:
 
 @dataclass
 class MatchedScores:
-    """What softmax was taken of.
+    """The operand of a softmax.
 
-    product     the matrix product of the queries and the transposed keys
-    conditions  masks: where true, the score is -inf
-    bias        what was added, or None
-    scale       what the product was multiplied by, f64
+    Attributes:
+        product: The matrix product of the queries and the transposed keys.
+        conditions: Masks: where true, the score is -inf.
+        bias: The added bias, or None.
+        scale: The factor of the product, f64.
     """
 
     product: Node
@@ -60,7 +61,7 @@ class MatchedScores:
 
 @dataclass
 class Dropout:
-    """Which weights were kept: 0 or 1 of each, the seed and the probability that say so."""
+    """The weights that dropout kept: 0 or 1 of each, with its seed and probability."""
 
     kept: Node
     seed: Node
@@ -121,7 +122,7 @@ def _with(graph: Graph, replaced: dict[Node, Node]) -> Graph:
 
 
 def _is_swap(node: Node, operand: Node) -> bool:
-    """Whether the node is the operand with its last two dimensions exchanged."""
+    """Return True if the node is the operand with its last two dimensions exchanged."""
     rank = len(node.shape)
     swapped = (*range(rank - 2), rank - 1, rank - 2)
     if node.op is ops.PERMUTE and node.attr("dims") == swapped:

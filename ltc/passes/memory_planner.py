@@ -1,6 +1,6 @@
 """Places in memory for values that live only inside a program.
 
-They share one block of scratch memory, and what lives long may lie in the buffer of an output as
+They share one block of scratch memory, and a long-lived value may lie in the buffer of an output as
 long as nothing has been written there.
 """
 
@@ -23,9 +23,10 @@ Place = tuple[Hashable, int]  # the name of a host, or BLOCK, and an offset in b
 class Lifetime:
     """One value in scratch memory.
 
-    first     the step that writes it
-    last      the last step that reads it
-    in_block  whether it must lie in the block
+    Attributes:
+        first: The step that writes it.
+        last: The last step that reads it.
+        in_block: True if it must lie in the block.
     """
 
     name: Hashable
@@ -45,7 +46,7 @@ class OutputBuffer:
 
 
 class _Region:
-    """A stretch of memory and who lies in it when."""
+    """A stretch of memory, and the values that lie in it at each time."""
 
     def __init__(self, guard: int) -> None:
         self._guard = guard
@@ -67,12 +68,12 @@ class _Region:
         return offset
 
     def place(self, value: Lifetime, offset: int) -> int:
-        """Where the value itself begins that takes the memory from `offset` on."""
+        """Place the value in the memory from `offset` on and return where the value itself begins."""
         self._placed.append((offset, offset + self.size_of(value), value))
         return offset + self._guard
 
     def fits(self, value: Lifetime, offset: int, nbytes: int) -> bool:
-        """Whether the memory ends behind the value, whose last cache line need not be whole."""
+        """Return True if the memory ends behind the value, whose last cache line need not be whole."""
         needed = self.size_of(value) if self._guard else value.nbytes
         return offset + needed <= nbytes
 
@@ -88,10 +89,11 @@ def plan(
 
     The largest take their place first, each at the lowest offset that is free all its life.
 
-    hosts  buffers of outputs; those that are written first are taken first
-    long   steps from which on a life is long: what lives shorter is still in the caches when it is
-           read, and when its place in the block is used again
-    guard  bytes, whole cache lines, that are nobody else's before and behind each value
+    Args:
+        hosts: Buffers of outputs; those that are written first are taken first.
+        long: Steps from which on a life is long: what lives shorter is still in the caches when it
+            is read, and when its place in the block is used again.
+        guard: Bytes, whole cache lines, that stay unused before and behind each value.
     """
     if any(isinstance(value.nbytes, Extent) for value in lifetimes):
         return _at_any_sizes(lifetimes, guard)
@@ -119,7 +121,7 @@ def _hosted(value: Lifetime, houses: dict[OutputBuffer, _Region]) -> Place | Non
 
 
 def aligned(nbytes: int) -> int:
-    """As many bytes as whole cache lines have that hold `nbytes`."""
+    """Return the bytes of the whole cache lines that hold `nbytes`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

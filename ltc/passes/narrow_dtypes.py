@@ -34,7 +34,8 @@ _SUMMING = frozenset({"all_reduce", "reduce_scatter"})
 def narrow(graph: Graph, kept_as: Mapping[torch.dtype, torch.dtype]) -> Graph:
     """The graph for inputs and outputs that are kept as other types than they are reported in.
 
-    kept_as  float dtype -> the float dtype of its tensors in memory; every other dtype stays
+    Args:
+        kept_as: Float dtype -> the float dtype of its tensors in memory; every other dtype stays.
     """
     if not kept_as:
         return graph
@@ -141,7 +142,7 @@ class _Narrowing:
         return make(node.op, *[self.narrowed(n) for n in node.inputs], **dict(node.attrs))
 
     def _attend(self, node: Node) -> Node:
-        """As products, but for numbers, and for the logarithms of sums."""
+        """Narrow as for products, but for numbers, and for the logarithms of sums."""
         logarithms = node.inputs[5] if node.op is ops.ATTENTION_GRADIENT else None
         operands = [
             self.wide(n) if n is logarithms else self.narrowed(n) if n.shape else self._recorded(n)
@@ -187,7 +188,7 @@ class _Narrowing:
         return _cast(result, COMPUTED) if self._is_kept(node) and not is_narrow else result
 
     def _start(self, node: Node) -> Node:
-        """What is only moved is sent as it is kept; sums are made of what is computed with."""
+        """Send moved values as they are kept; make sums of the values that are computed with."""
         sums = node.attr("collective").kind in _SUMMING
         operands = [self.wide(n) if sums else self.narrowed(n) for n in node.inputs]
         return make(ops.COLLECTIVE_START, *operands, **dict(node.attrs))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ltc.debug import metrics
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, make
 from ltc.ir.ops import Op
+from ltc.support.observation import metrics
 
 # A rule gives the node to put in place of its argument, or None where it does not apply.
 Rule = Callable[[Node], Node | None]

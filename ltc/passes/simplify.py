@@ -17,7 +17,7 @@ from ltc.support.sizes.extent import Extent
 
 
 def _is_constant(n: Node, value: float) -> bool:
-    """Whether `n` is `value`, its sign counted: 0.0 is not -0.0."""
+    """Return True if `n` is `value`, its sign counted: 0.0 is not -0.0."""
     while n.op is ops.EXPAND:
         n = n.inputs[0]
     return n.op is ops.CONSTANT and repr(constant_value(n)) in (repr(value), repr(float(value)))
@@ -239,7 +239,7 @@ def insert_of_nothing(n: Node) -> Node | None:
 
 
 def insert_over_insert(n: Node) -> Node | None:
-    """what was just inserted, replaced by new -> new inserted in its place"""
+    """an inserted value, replaced by new -> new inserted in its place"""
     base, new = n.inputs
     if (
         base.op is ops.INSERT

@@ -1,9 +1,10 @@
-"""What a run did and when: spans of every thread, kernels of every launch, and the file they become.
+"""Profiles of a run: spans of every thread, kernels of every launch, and the file they become.
 
-`profile.py` is what users start; `spans.py` keeps what happens while somebody looks; `trace.py` says
-it as the file does; `trace_file.py` writes that, and joins what several processes tell; `holders.py`
-names what holds memory. `report.py` makes a page of it. What a kernel computes its backend tells
-(`KernelFacts` in backends/capabilities.py), what the machine does at most llvm/native/machine_limits.py.
+`profile.py` is what users start; `support/observation/spans.py` keeps what happens meanwhile;
+`trace.py` says it as the file does; `trace_file.py` writes that, and joins what several processes
+tell; `holders.py` names what holds memory. `report.py` makes a page of it. What a kernel computes
+its backend tells (`KernelFacts` in backends/capabilities.py), what the machine does at most
+llvm/native/machine_limits.py.
 
 The file is JSON as ui.perfetto.dev and chrome://tracing read it: an object with `traceEvents`, and
 under `ltc` the same run as tables. Times are microseconds since the block began, of several
@@ -30,7 +31,7 @@ processes since the first began.
       fallback    a call that runs eagerly; args: line
       call        of a function that ltc.compile has made, replayed or not: a step where none is marked
       closure, user, gc   step closures; Trace, StepTrace, record_function; Python's collector
-    ph i, an instant, of cat compiles, recompiles, cuts, fallbacks, tiers: an explanation; args: what,
+    ph i, an instant, of cat compiles, recompiles, cuts, fallbacks, tiers, faults: an explanation; args: what,
                   difference, cure, reason, line, stack
     ph C, a counter: "live bytes ltc:0"; args: bytes
     ph M, metadata: process_name ("rank 1, pid 4711 on host"), process_sort_index (the rank),
@@ -39,8 +40,10 @@ processes since the first began.
 `ltc`:
     version     1; grows where something is renamed or removed
     processes   pid, rank, world_size, host, argv, threads, begin_us, end_us, versions {ltc, torch,
-                python}, limits {copy_bytes_per_s, fma_per_s, threads} or None, counters (growth of
-                those of ltc.debug.metrics), dropped (events beyond the most that are kept), clock
+                python}, limits {copy_bytes_per_s, fma_per_s, threads, measured_at (seconds since the
+                epoch), others_share (of the processors, meanwhile)} or None, modules (the class of each,
+                by its path), counters (growth of those of ltc.debug.metrics), dropped (events beyond
+                the most that are kept), clock
     programs    id ("pid:0", ...), pid, tier ("native", "interpreted", "op_by_op"), calls, launches,
                 seconds, block_bytes, why, kernels: of each number, name, ops, line, forward, lines, module,
                 modules, read_bytes, written_bytes, multiply_adds, operations, tasks, is_double,
@@ -54,9 +57,9 @@ processes since the first began.
     collectives   pid, ts, dur, name, and the args of their spans
     run         names the run whose processes write one file
 
-What is not known is None, or missing in `args`; a line is "file.py:12 in function", "" where there is
-none. `line` of a call that a backward makes is that of `backward()`, `forward` that of the call it
-goes back from; `lines` has the latter. `multiply_adds` counts those of products, `operations` the
-elementwise ones. A share is of the most that the machine does: 1.0 is its limit; a copy_share above
-1 tells that operands were in the caches.
+What is not known is None, or missing in `args`; a line is "file.py:12 in function", "" where there
+is none. `line` of a call that a backward makes is that of `backward()`, `forward` that of the call
+it goes back from; `lines` has the latter. `multiply_adds` counts those of products, `operations`
+the elementwise ones. A share is of the most that the machine does: 1.0 is its limit; a copy_share
+above 1 tells that operands were in the caches.
 """

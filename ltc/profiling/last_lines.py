@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ltc import config
-from ltc.profiling import spans
 from ltc.profiling.analysis.costs import by_line
 from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.steady_steps import main_process
 from ltc.profiling.analysis.verdict import verdict
 from ltc.profiling.profile import profile
+from ltc.support.observation import spans
 
 _COSTLIEST = 3
-_MADE = ("recompiles", "cuts", "fallbacks", "tiers")
+_MADE = ("recompiles", "cuts", "fallbacks", "tiers", "faults")
 _COME_BACK = ("repeated", "paid")  # compiled, and once
 _running: list[profile] = []
 
@@ -49,7 +49,7 @@ def end_lines() -> None:
 
 @contextlib.contextmanager
 def last_lines() -> Iterator[None]:
-    """What a process does that ends without Python's end."""
+    """Print the last lines of a process that ends without Python's end."""
     begin_lines()
     try:
         yield
@@ -71,7 +71,7 @@ def _tell(run: profile) -> None:
 
 
 def summary(trace: dict[str, Any]) -> list[str]:
-    """Four lines: what bounded the run, its costliest lines, what came again and again, what to mend."""
+    """Return four lines: the bound of the run, its costliest lines, repeated events, hindrances."""
     bound = verdict(trace)
     at = f", at {bound.line}" if bound.line else ""
     found = hindrances(trace)
@@ -84,7 +84,7 @@ def summary(trace: dict[str, Any]) -> list[str]:
 
 
 def _costliest(trace: dict[str, Any]) -> Iterator[str]:
-    """Those whose kernels take longest, with their shares of all kernels."""
+    """Give the lines whose kernels take longest, with their shares of all kernels."""
     costs = by_line(trace)
     total = sum(cost.seconds for cost in costs) or 1.0
     for cost in costs[:_COSTLIEST]:
@@ -93,7 +93,7 @@ def _costliest(trace: dict[str, Any]) -> Iterator[str]:
 
 
 def _repeated(trace: dict[str, Any]) -> Iterator[str]:
-    """What was explained more than once at a place, the most frequent first."""
+    """Give the explanations that occurred more than once at a place, the most frequent first."""
     pid = main_process(trace)["pid"]
     told = [one for one in trace["ltc"]["explanations"] if one["pid"] == pid]
     places = Counter(

@@ -10,7 +10,6 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -19,45 +18,50 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ltc import config
-from ltc.debug import metrics
 from ltc.errors import BackendMissing, Unsupported
 from ltc.explaining import history
 from ltc.explaining.explanation import Explanation
-from ltc.llvm.native.machine_limits import limits
-from ltc.profiling import report, spans, trace_file
+from ltc.profiling import report, trace_file
 from ltc.profiling.holders import names_of_buffers
 from ltc.profiling.trace import TraceWriter
 from ltc.runtime.account import all_accounts
 from ltc.runtime.executor import all_executors
+from ltc.runtime.transfers import capabilities
+from ltc.support.module_names import classes_of_modules
+from ltc.support.observation import metrics, spans
 
 DEFAULT_PATH = "ltc_profile.json"
 SHORT_COLLECTION = 100_000  # nanoseconds of Python's collector that are not worth a span
 
 
 class profile(contextlib.ContextDecorator):
-    """`with ltc.profile("out.json"):` writes what the block does as a trace; as a decorator, each call.
-
-    path  of the file, for ui.perfetto.dev and chrome://tracing: lanes of all threads; steps, launches,
-          every kernel with its calls, your line, the module's path, bytes, multiply-adds and its share
-          of what the machine does at most; compilations, cuts and reads with the reason; memory. None
-          where only a page is wanted; where neither is, ltc_profile.json
-    html  of a page that shows it; True: beside the file
+    """`with ltc.profile("out.json"):` writes a trace of the block; as a decorator, of each call.
 
     Processes that train together write one file: each adds what it has done. Blocks may be inside
-    one another, and one may be entered again: the file is written anew. Where the block raises it is
-    written all the same. Until the block ends nothing is written, and a step takes a few per cent
-    longer; where calls run one by one, longer than that.
+    one another, and one may be entered again: the file is written anew. Where the block raises it
+    is written all the same. Until the block ends nothing is written, and a step takes a few per
+    cent longer; where calls run one by one, longer than that.
 
-    Raises FileNotFoundError where the folder of a file is missing, before the block begins.
+    Attributes:
+        path: The file, for ui.perfetto.dev and chrome://tracing: lanes of all threads; steps,
+            launches, every kernel with its calls, your line, the module's path, bytes,
+            multiply-adds and its share of what the machine does at most; compilations, cuts and
+            reads with the reason; memory. None where only a page is wanted; where neither is,
+            ltc_profile.json.
+        html: The file of a page that shows it; True: beside the trace.
+        trace: After the block, the content of the file as json.load gives it: see
+            help("ltc.profiling").
 
-    trace  after the block: what is in the file, as json.load gives it: see help("ltc.profiling")
+    Raises:
+        FileNotFoundError: If the folder of a file is missing, before the block begins.
 
-    >>> import os, tempfile
-    >>> with ltc.profile(os.path.join(tempfile.mkdtemp(), "out.json")) as profiled:
-    ...     x = torch.ones(3, device="ltc") * 2
-    ...     ltm.mark_step()
-    >>> [step["number"] for step in profiled.trace["ltc"]["steps"]]
-    [0]
+    Example:
+        >>> import os, tempfile
+        >>> with ltc.profile(os.path.join(tempfile.mkdtemp(), "out.json")) as profiled:
+        ...     x = torch.ones(3, device="ltc") * 2
+        ...     ltm.mark_step()
+        >>> [step["number"] for step in profiled.trace["ltc"]["steps"]]
+        [0]
     """
 
     def __init__(
@@ -99,20 +103,20 @@ class profile(contextlib.ContextDecorator):
 
 
 def _target(path: str | os.PathLike[str] | None) -> str:
-    """Where it is, wherever the block goes; "" where nothing is asked for."""
+    """Return the absolute path, wherever the block changes folder; "" without a path."""
     if not path:
         return ""
     target = os.path.abspath(path)
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):  # told now, not when the block has run for hours
         raise FileNotFoundError(
-            f"ltc.profile is to write {os.fspath(path)} when its block ends, and there is no folder "
-            f"{folder}. Make it first."
+            f"ltc.profile is to write {os.fspath(path)} when its block ends, but there is no folder "
+            f"{folder}. Create it first."
         )
     if os.path.isdir(target):
         raise IsADirectoryError(
-            f"ltc.profile is to write {os.fspath(path)} when its block ends, which is a folder. Name "
-            f"a file in it."
+            f"ltc.profile is to write {os.fspath(path)} when its block ends, but that is a folder. "
+            f"Name a file in it."
         )
     return target
 
@@ -120,14 +124,14 @@ def _target(path: str | os.PathLike[str] | None) -> str:
 def html_path(
     path: str | os.PathLike[str] | None, html: str | os.PathLike[str] | bool | None
 ) -> str:
-    """Where the page is that `html` asks for; "" where it asks for none."""
+    """Return the path of the page that `html` asks for; "" if it asks for none."""
     if not html:
         return ""
     return f"{os.path.splitext(path or DEFAULT_PATH)[0]}.html" if html is True else os.fspath(html)
 
 
 def run_name() -> str:
-    """What all processes have in common that write one file, and those of another run have not."""
+    """Return a name common to all processes that write one file, and to none of another run."""
     started_by = config.value("LTC_PROFILE_RUN") or config.value("LTC_RENDEZVOUS")
     if started_by:
         return str(started_by)
@@ -161,7 +165,7 @@ class _Session:
         self._seen = _Session._watch
 
     def end(self) -> bool:
-        """Whether there is something to write: not in the child of a fork, which others look at."""
+        """End the profile; return False if there is nothing to write: in the child of a fork."""
         if os.getpid() != self._process:
             return False
         _wait_for_launches()
@@ -173,11 +177,11 @@ class _Session:
         return True
 
     def trace(self) -> dict[str, Any]:
-        """What happened in between."""
+        """Return the trace of the time in between."""
         grown = metrics.growth({"counters": self._counters, "metrics": {}})["counters"]
         writer = TraceWriter(
             self._timeline, self._begin, self._end, _limits_of_machine(), self._seen.explanations,
-            self._seen.names(), grown,
+            self._seen.names(), grown, self._seen.modules,
         )  # fmt: skip
         return writer.trace()
 
@@ -187,13 +191,14 @@ _Session._lock = threading.RLock()
 
 def _limits_of_machine() -> dict[str, float] | None:
     try:
-        return asdict(limits())
+        limits = capabilities().limits
+        return None if limits is None else limits()
     except (BackendMissing, Unsupported):  # nothing compiles here
         return None
 
 
 def _forget() -> None:
-    """In the child of a fork, where nobody looks any more."""
+    """Close the profiles of the parent in the child of a fork."""
     _Session._lock = threading.RLock()
     if _Session._open:
         _Session._open.clear()
@@ -204,7 +209,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _wait_for_launches() -> None:
-    """Those under way are over; errors stay with them."""
+    """Wait for the launches under way; errors stay with them."""
     for executor in all_executors():
         executor.wait()
 
@@ -216,6 +221,7 @@ class _Watch:
         self.timeline = spans.Timeline(all_accounts, self._name_buffers)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._names: dict[int, tuple[str, Any]] = {}
+        self.modules: dict[str, str] = {}  # the class of each, by its path
         self._hook = register_optimizer_step_post_hook(self._stepped)
         self.explanations: list[tuple[int, int, Explanation]] = []
         self._enter, self._exit = record_function.__enter__, record_function.__exit__
@@ -236,8 +242,9 @@ class _Watch:
         self._optimizers.add(optimizer)
 
     def _name_buffers(self) -> None:
-        """While those live who hold them: most models are gone when the block ends."""
+        """Name the buffers while their holders live: most models are gone when the block ends."""
         self._names |= names_of_buffers(self._optimizers)
+        self.modules |= classes_of_modules()
 
     def names(self) -> dict[int, tuple[str, Any]]:
         """By the identity of a buffer: what it holds, and its type."""
@@ -289,7 +296,7 @@ _of_parent: list[contextlib.ExitStack] = []  # of the one that forked this one
 
 
 def begin_whole_run() -> None:
-    """Where LTC_PROFILE names a file, it gets what this process does from now on, at its end."""
+    """Profile this process from now on into the file that LTC_PROFILE names, written at its end."""
     path = config.value("LTC_PROFILE")
     if path and not _whole:
         run = config.value("LTC_PROFILE_RUN")
@@ -325,7 +332,7 @@ def profile_of_processes(
 
 @contextlib.contextmanager
 def whole_run() -> Iterator[None]:
-    """What a process does that ends without Python's end: where LTC_PROFILE names a file."""
+    """Profile a process that ends without Python's end, if LTC_PROFILE names a file."""
     begin_whole_run()
     try:
         yield

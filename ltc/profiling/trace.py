@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+import resource
 import socket
 import sys
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +17,10 @@ import torch
 from ltc import config
 from ltc.backends.capabilities import KernelFacts
 from ltc.explaining.explanation import Explanation
+from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts
 from ltc.profiling.holders import holders_of
-from ltc.profiling.machine_facts import machine_facts
-from ltc.profiling.spans import LaunchRecord, Timeline
-from ltc.profiling.step_times import InOrder, parts_of_step
+from ltc.support.observation.spans import LaunchRecord, Timeline
+from ltc.support.process import processors
 from ltc.support.version import VERSION
 
 FORMAT = 1
@@ -27,9 +29,10 @@ Event = dict[str, Any]
 
 
 class TraceWriter:
-    """What one process tells of the time from `begin` to `end`.
+    """The report of one process on the time from `begin` to `end`.
 
-    trace  the whole, ready for json.dump
+    Attributes:
+        trace: The whole, ready for json.dump.
     """
 
     def __init__(
@@ -41,20 +44,26 @@ class TraceWriter:
         explanations: Sequence[tuple[int, int, Explanation]] = (),
         names: Mapping[int, tuple[str, Any]] | None = None,
         counters: Mapping[str, float] | None = None,
+        modules: Mapping[str, str] | None = None,
     ) -> None:
-        """
-        limits        copy_bytes_per_s and fma_per_s of this machine, where they are known
-        explanations  (when, in which thread, what)
-        names         of each buffer, by its identity: what holds it, and its type
-        counters      how far they have grown
+        """Make the report.
+
+        Args:
+            limits: copy_bytes_per_s and fma_per_s of this machine, if they are known.
+            explanations: (when, in which thread, what).
+            names: For each buffer, by its identity: its holder, and its type.
+            counters: Their growth.
+            modules: The class of each module, by its path.
         """
         self._timeline, self._begin, self._end = timeline, begin, end
         self._limits, self._names = limits, names or {}
         self._explained, self._counters = explanations, dict(counters or {})
+        self._modules = dict(modules or {})
         self._pid = timeline.process
         self._lanes: dict[int, int] = {}
         self._sums = 0  # sums among replicas that kernels have waited for
         self._ids: dict[int, str] = {}  # of programs
+        self._in_parts: set[int] = set()  # records of kernels that are one of several parts
         self._programs: dict[str, dict[str, Any]] = {}
         self._events: list[Event] = []
         self._busy: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
@@ -71,9 +80,12 @@ class TraceWriter:
         self._add_memory()
         explanations = self._add_explanations()
         for program in self._programs.values():
-            for kernel in program["kernels"]:
-                launches = max(kernel["launches"], 1)
-                kernel |= _NO_SHARES | self._shares(kernel, kernel["seconds"] / launches)
+            for parts in groups_of_parts(program["kernels"]):
+                whole = joined_parts(parts)
+                seconds = whole["seconds"] / max(whole["launches"], 1)
+                for kernel in parts:
+                    kernel |= _NO_SHARES | self._shares(whole, seconds)
+        self._raise_limit()
         named = self._named_lanes()
         return {
             "traceEvents": named + sorted(self._events, key=lambda event: event["ts"]),
@@ -151,6 +163,8 @@ class TraceWriter:
                 "block_bytes": getattr(timed, "block_bytes", None),
                 "kernels": [_kernel_record(*one) for one in enumerate(facts or ())],
             }  # fmt: skip
+            groups = groups_of_parts(self._programs[name]["kernels"])
+            self._in_parts |= {id(one) for parts in groups if len(parts) > 1 for one in parts}
         return self._programs[self._ids[key]]
 
     def _add_kernel(
@@ -166,7 +180,8 @@ class TraceWriter:
         kernel["seconds"] += (end - begin) / 1e9
         args = {"program": program["id"], "kernel": kernel["number"], "step": step}
         args |= {key: kernel[key] for key in _SHOWN if kernel[key]}
-        args |= self._shares(kernel, (end - begin) / 1e9)
+        if id(kernel) not in self._in_parts:  # of a part alone they say nothing
+            args |= self._shares(kernel, (end - begin) / 1e9)
         return self._span("kernel", kernel["name"], lane, begin, end, args)
 
     def _note_sum(self, event: Event, started: int) -> None:
@@ -176,7 +191,7 @@ class TraceWriter:
         self._sums += 1
 
     def _shares(self, kernel: Mapping[str, Any], seconds: float) -> dict[str, float]:
-        """Of the most that this machine does."""
+        """Return the kernel's shares of this machine's limits."""
         limits = self._limits
         if limits is None or seconds <= 0:
             return {}
@@ -186,6 +201,17 @@ class TraceWriter:
             "copy_share": round(moved / seconds / limits["copy_bytes_per_s"], 4),
             "fma_share": round(multiplied / seconds / limits["fma_per_s"], 4),
         }
+
+    def _raise_limit(self) -> None:
+        """A kernel that was faster than the limit shows that this was measured too low."""
+        kernels = [one for program in self._programs.values() for one in program["kernels"]]
+        reached = max((one["fma_share"] or 0.0 for one in kernels), default=0.0)
+        if self._limits is None or reached <= 1:
+            return
+        self._limits = {**self._limits, "fma_per_s": self._limits["fma_per_s"] * reached}
+        for kernel in kernels:
+            if kernel["fma_share"]:
+                kernel["fma_share"] = round(kernel["fma_share"] / reached, 4)
 
     def _add_calls(self) -> None:
         """Calls that ran one by one: a program of each step, of which each is a kernel."""
@@ -309,6 +335,7 @@ class TraceWriter:
             },
             "limits": None if self._limits is None else dict(self._limits),
             "counters": self._counters,
+            "modules": self._modules,
             "machine": machine_facts(),
             "dropped": timeline.dropped,
             "clock": {
@@ -361,9 +388,85 @@ def _kernel_record(number: int, facts: KernelFacts) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """What all processes of a machine that was started once have in common: its clock."""
+    """Return an id common to all processes of one boot of a machine: its clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
         return socket.gethostname()
+
+
+# --- what the process has of its machine: cores, neighbours, pages on disk --------------------
+
+
+def machine_facts(major_faults_before: int = 0) -> dict[str, Any]:
+    """Return the cores and neighbours of this process, its bytes in swap, its pages read from disk.
+
+    Args:
+        major_faults_before: Number of these pages that are not counted.
+    """
+    return {
+        "cores": processors.count(),
+        "processes": config.value("LOCAL_WORLD_SIZE") or config.value("XRT_SHARD_WORLD_SIZE"),
+        "swapped_bytes": swapped_bytes(),
+        "major_faults": major_faults() - major_faults_before,
+    }
+
+
+def major_faults() -> int:
+    """Pages of this process that had to be read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def swapped_bytes(status: str = "/proc/self/status") -> int:
+    """Return how much of this process's memory the system has put on disk."""
+    with open(status) as file:
+        found = [line.split() for line in file if line.startswith("VmSwap:")]
+    return int(found[0][1]) << 10 if found else 0
+
+
+# --- parts of a step: recording, compiling, waiting, running programs -------------------------
+
+Span = tuple[str, int, int]  # category, begin, end
+_PARTS = {
+    "compile": frozenset({"compile"}),
+    "wait": frozenset({"wait", "collective"}),
+    "execute": frozenset({"launch"}),
+}
+_NOT_RECORDING = frozenset({"compile", "wait", "collective", "launch", "upload", "fallback", "gc"})
+
+
+class InOrder:
+    """Rows by their moments, to be asked for a part."""
+
+    def __init__(self, rows: Iterable[Any], moment: Callable[[Any], int]) -> None:
+        self._rows = sorted(rows, key=moment)
+        self._moments = [moment(row) for row in self._rows]
+
+    def between(self, begin: int, end: int) -> list[Any]:
+        first, last = bisect_left(self._moments, begin), bisect_right(self._moments, end)
+        return self._rows[first:last]
+
+
+def _covered(spans: Iterable[Span], categories: frozenset[str], begin: int, end: int) -> float:
+    """Microseconds between `begin` and `end` in which one of the spans was open."""
+    total, until = 0, begin
+    for _, first, last in sorted(
+        [one for one in spans if one[0] in categories and one[2] > begin and one[1] < end],
+        key=lambda one: one[1],
+    ):
+        first, last = max(first, until), min(last, end)
+        if last > first:
+            total, until = total + last - first, last
+    return round(total / 1e3, 3)
+
+
+def parts_of_step(spans: Sequence[Span], begin: int, mark: int, end: int) -> dict[str, float]:
+    """Return the microseconds of each part.
+
+    Args:
+        spans: Spans of the thread that marks, which may be inside one another.
+    """
+    parts = {f"{name}_us": _covered(spans, kinds, begin, end) for name, kinds in _PARTS.items()}
+    others = _covered(spans, _NOT_RECORDING, begin, mark)
+    return {**parts, "record_us": round((mark - begin) / 1e3 - others, 3)}

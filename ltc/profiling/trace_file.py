@@ -26,28 +26,32 @@ def write(trace: Trace, path: str | os.PathLike) -> None:
 def read(path: str | os.PathLike) -> Trace:
     """A file that `write` has written.
 
-    Raises ValueError where it is none of these.
+    Raises:
+        ValueError: If it is none of these.
     """
     try:
         trace = json.loads(Path(path).read_bytes())
         trace["ltc"]["processes"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{os.fspath(path)} is no trace of ltc.profile") from error
+        raise ValueError(f"{os.fspath(path)} is not a trace of ltc.profile") from error
     return trace
 
 
 def merge(paths: Sequence[str | os.PathLike], out: str | os.PathLike) -> Trace:
-    """The traces of several processes in one file; what is in it.
-
-    paths  files of ltc.profile: of ranks that had no folder in common, say
-    out    gets all their processes; it may be one of them
+    """Join the traces of several processes in one file and return its content.
 
     Times of processes of one machine are its clock's; those of several machines are aligned by the
-    time of day. A collective that ranks wait for says afterwards whom they waited for.
-    Raises ValueError for a file that is no trace, and where there is none.
+    time of day. A collective for which ranks wait then names the awaited rank.
+
+    Args:
+        paths: Files of ltc.profile, such as those of ranks without a common folder.
+        out: The file that gets all their processes; it may be one of `paths`.
+
+    Raises:
+        ValueError: For a file that is no trace, and if there is none.
     """
     if not paths:
-        raise ValueError("merge: no trace is given")
+        raise ValueError("merge: pass at least one trace")
     trace = joined([read(path) for path in paths])
     write(trace, out)
     return trace
@@ -56,7 +60,8 @@ def merge(paths: Sequence[str | os.PathLike], out: str | os.PathLike) -> Trace:
 def write_joined(trace: Trace, path: str | os.PathLike, run: str) -> Trace:
     """Write what one process of a run tells; with what others of the same run have written there.
 
-    run  names the run; a file of another one is replaced
+    Args:
+        run: Names the run; a file of another one is replaced.
     """
     trace["ltc"]["run"] = run
     with _alone_with(path):
@@ -68,12 +73,12 @@ def write_joined(trace: Trace, path: str | os.PathLike, run: str) -> Trace:
 
 
 def _is_idle(trace: Trace) -> bool:
-    """Whether its processes did nothing on a device: those that start others, or load their data."""
+    """Return True if its processes did nothing on a device: launchers, or loaders of data."""
     return not (trace["ltc"]["programs"] or trace["ltc"]["steps"])
 
 
 def _of_run(path: str | os.PathLike, run: str, process: dict[str, Any]) -> Trace | None:
-    """What other processes of the run have written; what this rank has written before is left out."""
+    """Return the traces of other processes of the run; an earlier one of this rank is left out."""
     try:
         found = read(path)
     except (OSError, ValueError):
@@ -177,7 +182,7 @@ def _moved(row: dict[str, Any], shift: float, pids: dict[int, int]) -> dict[str,
 
 
 def _tell_who_was_late(trace: Trace) -> None:
-    """Of each exchange that several ranks have told: who began last, and how long others waited."""
+    """Add to each exchange of several ranks the latest rank, and how long the others waited."""
     ranks = {one["pid"]: one["rank"] for one in trace["ltc"]["processes"]}
     together: dict[Any, list[dict[str, Any]]] = {}
     for row in trace["ltc"]["collectives"]:

@@ -1,21 +1,19 @@
 """`ltc.compile`: a step function that was recorded twice alike is replayed, and not traced again.
 
+Every tensor that a call can reach is an input: the same object as before, or one of its kind where it is
+an argument, with the memory that it lies in and the value that it has now.  Numbers of optimizers and
+arguments are handed over.  All else is constant, and compared where that is cheap.
+
 In the order in which a call meets them:
 compiled_step       the function that users call: replays, records, or refuses
-reachable           what a call can use: arguments, and what its function closes over; how to see
-                    that it is still the same
-conditions          what such a thing adds to: expressions that have to stay true
-containers          lists, tables, sets, arrays
-objects             attributes, classes and their methods
-indirect            context variables, weak references, getters
-modules             modules, optimizers and the hooks around them
+reachable           everything that a call can reach
+contents            the tables, items and attributes in which objects hold others
+guard               what was found there, as conditions of a generated function
+aliases             which tensors share memory, and how
 traced_float        numbers that say what was computed from them
-aliases             which of its tensors share memory, and how
-observation         what one recorded call came to: which program, on what, and who got the results
-origins             where its inputs came from
-returned            what its result is made of
+counters            step counts that optimizers keep on the CPU, which do so too
+observation         the outcome of one recorded call: its program, where its inputs came from, the
+                    form of its result, and the holders of its results
 handed_over         which of the program's numbers follow from an argument, a learning rate, a step
-counters            step counts that optimizers keep on the CPU
-changed_use         why a call is not like the one before, in words
-replay_plan         the guard and the launch, as one generated function
+replay_plan         the guard, the launch, and the results
 """

@@ -10,19 +10,19 @@ from threading import get_ident
 from typing import Any
 
 from ltc import config
-from ltc.debug import metrics
 from ltc.device.call_observer import watching
 from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush
-from ltc.device.recording.user_line import warn_user
+from ltc.device.user_line import warn_user
 from ltc.errors import StepDiffers
-from ltc.profiling import spans
-from ltc.replay.changed_use import changed_itself, changed_use
+from ltc.replay.contents import attribute
+from ltc.replay.guard import Changed
 from ltc.replay.handed_over import ChangesByItself
-from ltc.replay.objects import attribute
 from ltc.replay.observation import Observation, observed
 from ltc.replay.reachable import Reachable
-from ltc.replay.replay_plan import Changed, ReplayPlan, replays_now
+from ltc.replay.replay_plan import ReplayPlan, replays_now
+from ltc.support.observation import metrics, spans
+from ltc.support.process.held_signals import held
 from ltc.tracebacks import shorten
 
 _PLANS = 16  # of one function and thread: kinds of calls that are replayed
@@ -35,7 +35,9 @@ _SAME_OBSTACLE = 3  # times in a row that an obstacle is met
 class CompiledStep:
     """A step function, called as before: recorded until two calls are alike, then replayed.
 
-    refusal  why calls of the calling thread are not replayed; "" where they are, or may be
+    Attributes:
+        refusal: The reason why calls of the calling thread are not replayed; "" if they are, or may
+        be.
     """
 
     refusal = property(lambda self: self._replays().refusal)
@@ -47,6 +49,7 @@ class CompiledStep:
         self._threads: dict[int, _Replays] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        held.deliver()
         try:
             if spans.timeline is not None:
                 with spans.timeline.call(attribute(self._function, "__qualname__", "a function")):
@@ -57,17 +60,17 @@ class CompiledStep:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """What a module that was given has: parameters(), train(), …"""
+        """Look up attributes of the function, such as parameters() and train() of a module."""
         if name in ("_function", "_threads"):  # a copy that is being made has neither yet
             raise AttributeError(name)
         return getattr(self._function, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A method, whose instance is an argument."""
+        """Bind a method, whose instance becomes its first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
     def _replays(self) -> _Replays:
-        """Those of the calling thread; those of threads that have ended are forgotten."""
+        """Return the replays of the calling thread; drop the replays of threads that have ended."""
         thread = get_ident()
         found = self._threads.get(thread)
         if found is None:
@@ -80,7 +83,8 @@ class CompiledStep:
 class _Replays:
     """The calls of a function in one thread.
 
-    refusal  why none is replayed any more; "" where they are, or may be
+    Attributes:
+        refusal: The reason why no call is replayed any more; "" if they are, or may be.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -112,7 +116,7 @@ class _Replays:
                 self._plans.move_to_end(situation)
             self._recorded = 0
             self._unchecked += 1
-            return plan.run(prepared, args, kwargs)
+            return plan.run(prepared)
         result, seen = observed(self._function, args, kwargs, self._recorders)
         self._note(seen, args, kwargs)
         return result
@@ -123,7 +127,7 @@ class _Replays:
         return [recorder for recorder in found if recorder is not None]
 
     def _plainly(self, args: tuple, kwargs: dict) -> Any:
-        """As one recording, like a call that is recorded to be replayed."""
+        """Call the function in a recording of its own, as a call that is recorded to be replayed."""
         result = self._function(*args, **kwargs)
         for recorder in self._recorders():
             flush(recorder)
@@ -132,7 +136,7 @@ class _Replays:
     # --- calls that were recorded
 
     def _note(self, seen: Observation, args: tuple, kwargs: dict) -> None:
-        """Have calls like this one replayed, where there was one before."""
+        """Replay further calls like this one, if there was one before."""
         metrics.count("ReplayRecordings")
         self._recorded += 1
         obstacle = seen.obstacle or self._plan(seen, args, kwargs)
@@ -143,27 +147,27 @@ class _Replays:
             self._refuse(f"{_TRIES} calls in a row were different; the last: {self._difference}")
 
     def _plan(self, seen: Observation, args: tuple, kwargs: dict) -> str:
-        """Why none can be made of calls like this one; "" where it is made, or one more is needed."""
+        """Make a plan where an earlier call was like this one; return the obstacle, or ""."""
         situation = seen.situation
         calls = self._alike.pop(situation, [])
         if calls:
             self._difference = calls[-1].difference(seen)
         else:
-            self._difference = changed_use(seen.reachable, self._last)
+            self._difference = seen.reachable.difference(self._last)
         self._last = seen.reachable
-        if calls and (constant := calls[-1].other_constant(seen)):
+        if calls and (constant := calls[-1].origins.other_constant(seen.origins)):
             _keep(self._alike, situation, [seen], _SEEN)
             return constant
         calls = [seen] if self._difference else [*calls[1 - _CALLS :], seen]
         _keep(self._alike, situation, calls, _SEEN)
         if len(calls) < 2:
             return ""
-        if changed := changed_itself(seen.reachable, args, kwargs):
-            return changed
         try:
             plan = ReplayPlan(calls)
         except ChangesByItself as reason:
             return str(reason)
+        if changed := plan.changed_itself(args, kwargs):
+            return changed
         self._plans.pop(situation, None)
         _keep(self._plans, situation, plan, _PLANS)
         return ""
@@ -175,20 +179,20 @@ class _Replays:
         self._alike.clear()
         metrics.count("ReplayRefused")
         name = attribute(self._function, "__qualname__", repr(self._function))
-        before = f" {replayed} were replayed before: did they do the same?" if replayed else ""
-        warn_user(f"ltc.compile({name}) records every call from here on: {reason}.{before}")
+        before = f" Check the {replayed} calls that were replayed before." if replayed else ""
+        warn_user(f"ltc.compile({name}) will not replay any further call: {reason}.{before}")
 
     # --- calls that are checked
 
     def _is_to_be_checked(self, plan: ReplayPlan) -> bool:
-        """Each so many-th call of a kind; and of all, since kinds may be forgotten before."""
+        """Return True for every n-th call of a kind, and of all kinds together: kinds may be forgotten."""
         interval = _check_interval()
         return (plan.replayed + 1) % interval == 0 or self._unchecked + 1 >= interval
 
     def _check(
         self, situation: int, plan: ReplayPlan, scalars: list, args: tuple, kwargs: dict
     ) -> Any:
-        """Record a call that would be replayed; raises StepDiffers where it is another."""
+        """Record a call that would be replayed; raise StepDiffers if it differs from the replay."""
         metrics.count("ReplayChecks")
         self._unchecked = 0
         plan.replayed += 1
@@ -205,10 +209,10 @@ class _Replays:
             name = attribute(self._function, "__qualname__", repr(self._function))
             raise StepDiffers(
                 f"ltc.compile({name}): {plan.replayed - 1} calls were replayed, and this one, which "
-                f"was recorded to check them, is different: {difference}. A function that is "
-                f"replayed may depend on its arguments and on what it closes over alone. What it "
-                f"did just now is right; what was replayed before may not be. "
-                f"LTC_REPLAY_CHECK=1 checks each call."
+                f"was recorded to check them, is different: {difference}. A replayed function may "
+                f"depend only on its arguments and on the objects that it closes over. The present "
+                f"call is right; the replayed calls before it may be wrong. LTC_REPLAY_CHECK=1 checks "
+                f"each call."
             )
         return result
 
@@ -221,7 +225,7 @@ def _keep(table: OrderedDict, key: Any, value: Any, most: int) -> None:
 
 
 def _check_interval() -> int:
-    """How often a call that could be replayed is recorded: each so many-th."""
+    """Return n, where every n-th call that could be replayed is recorded."""
     if config.value("LTC_CHECK"):
         return 1
     interval: int = config.value("LTC_REPLAY_CHECK")

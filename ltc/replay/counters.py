@@ -1,109 +1,122 @@
-"""Step counts that an optimizer keeps as one small CPU tensor for each parameter, counted together.
-
-A counter is added to, the same in each call, or multiplied by a number that was computed on the way.
-"""
+"""Step counts that an optimizer keeps as one small CPU tensor for each parameter."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ltc.replay.traced_float import Tape, traced
+from ltc.support.torch_private import plain_functions
+
+TRACED = (torch.float32, torch.float64)  # dtypes of counters
+_SUMS, _PRODUCTS = {"add_", "foreach_add_"}, {"mul_", "foreach_mul_"}
+_OUTSIDE = {"get__", "dim", "size", "numel", "stride", "is_view", "is_floating_point", "is_complex",
+            "is_contiguous", "is_inference", "untyped_storage", "data_ptr", "storage_offset",
+            "element_size", "get_device"}  # fmt: skip # which show no element
 _homes = WeakIdKeyDictionary()  # counter -> (vector that it is an element of, its place there)
 
 
-class Counters:
-    """Some 0-dim CPU tensors that a call adds to.
+class TracedCounter(torch.Tensor):
+    """A counter that notes on a tape all that is computed from it while a call is recorded.
 
-    They are made elements of one vector, so that reading and counting all is one operation each;
-    they stay the tensors that they are.
+    It shares the memory of the counter, and stands in its place.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], growth: Sequence[float | None]) -> None:
-        """growth  what a call adds to each; None where it gives it another value"""
-        for dtype in {tensor.dtype for tensor in tensors}:
+    tape: Tape
+    operand: Any
+    value: float
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, tape: Tape, operand: Any) -> TracedCounter:
+        made = tensor.detach().as_subclass(cls)
+        made.tape, made.operand, made.value = tape, operand, tensor.item()
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with plain_functions():
+            result = function(*args, **(kwargs or {}))
+            name = function.__name__.partition(".")[0].lstrip("_")
+            given = [_listed(one) for one in (*args, *(kwargs or {}).values())]
+            if name in _SUMS | _PRODUCTS and all(isinstance(one, cls) for one in given[0]):
+                amounts = given[1] if len(given[1]) > 1 else given[1] * len(given[0])
+                for counter, amount in zip(given[0], amounts):
+                    counter._written(amount if name in _PRODUCTS else None)
+            elif name == "item":
+                return traced(args[0].tape, args[0].operand, result)
+            elif name not in _OUTSIDE:
+                for counter in [one for part in given for one in part if isinstance(one, cls)]:
+                    counter.tape.note("value", (counter.operand,), repr(counter.item()))
+        return result
+
+    def _written(self, factor: Any) -> None:
+        """Note that a number was added to it, or that it was multiplied by one."""
+        before, self.value = self.value, self.item()
+        amount = self.value - before if factor is None else getattr(factor, "operand", factor)
+        name = "add" if factor is None else {torch.float32: "product"}.get(self.dtype, "mul")
+        self.operand = self.tape.note(name, (self.operand, amount), self.value).operand
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+class Counters:
+    """Some counters, made elements of one vector, so that reading all is one operation.
+
+    They stay the tensors that they are.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        for dtype in TRACED:
             _bring_together([t for t in tensors if t.dtype is dtype and t not in _homes])
-        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._places: list[tuple[int, int]] = []
-        vectors: list[torch.Tensor] = []
-        for tensor in tensors:
+        parts: dict[int, tuple[torch.Tensor, list[int], list[int]]] = {}
+        for number, tensor in enumerate(tensors):
             vector, place = _homes[tensor]
-            if not any(vector is one for one in vectors):
-                vectors.append(vector)
-            number = next(n for n, one in enumerate(vectors) if one is vector)
-            self._places.append((number, place))
-        for number, vector in enumerate(vectors):
-            added = torch.zeros_like(vector)
-            for (one, place), by in zip(self._places, growth):
-                if one == number and by is not None:
-                    added[place] = by
-            self._parts.append((vector, added))
-        given = [place for place, by in zip(self._places, growth) if by is None]
-        self._given: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
-        for number, vector in enumerate(vectors):
-            positions = [k for k, (one, _) in enumerate(given) if one == number]
-            if positions:
-                index = torch.tensor([given[k][1] for k in positions], device="cpu")
-                self._given.append((vector, index, positions))
-        self._in_order = self._places == [(0, place) for place in range(len(tensors))]
+            _, numbers, places = parts.setdefault(id(vector), (vector, [], []))
+            numbers.append(number)
+            places.append(place)
+        self._parts, self._count = list(parts.values()), len(tensors)
+        first, _, places = self._parts[0]
+        self._only = first if places == [*range(first.numel())] and len(parts) == 1 else None
 
     def values(self) -> list[float]:
-        """Of each, in order."""
-        lists = [vector.tolist() for vector, _ in self._parts]
-        if self._in_order and len(lists[0]) == len(self._places):
-            return lists[0]
-        return [lists[number][place] for number, place in self._places]
+        """Return the value of each, in order."""
+        if self._only is not None:
+            return self._only.tolist()
+        found = [0.0] * self._count
+        for vector, numbers, places in self._parts:
+            elements = vector.tolist()
+            for number, place in zip(numbers, places):
+                found[number] = elements[place]
+        return found
 
-    def grow(self, given: Sequence[float]) -> None:
-        """`given`: the new values of those that are given one, in order."""
-        for vector, added in self._parts:
-            vector.add_(added)
-        for vector, index, positions in self._given:
-            values = [given[k] for k in positions]
-            vector.index_copy_(0, index, torch.tensor(values, dtype=vector.dtype, device="cpu"))
+    def give(self, values: list[float]) -> None:
+        """Give each a new value."""
+        if self._only is not None and values.count(values[0]) == len(values):
+            self._only.fill_(values[0])
+            return
+        for vector, numbers, places in self._parts:
+            new = torch.tensor(
+                [values[number] for number in numbers], dtype=vector.dtype, device="cpu"
+            )
+            vector.index_copy_(0, torch.tensor(places, device="cpu"), new)
 
 
 def _bring_together(tensors: Sequence[torch.Tensor]) -> None:
-    if not tensors:
-        return
-    vector = torch.stack([tensor.detach() for tensor in tensors])
-    for place, tensor in enumerate(tensors):
-        tensor.data = vector[place]
-        _homes[tensor] = vector, place
+    if tensors:
+        vector = torch.stack([tensor.detach() for tensor in tensors])
+        for place, tensor in enumerate(tensors):
+            tensor.data = vector[place]
+            _homes[tensor] = vector, place
 
 
-# --- what a counter is multiplied by ------------------------------------------------------------
-
-
-def single(x: float) -> float:
-    """The float32 nearest to a number."""
-    return ctypes.c_float(x).value
-
-
-_ROUNDINGS: dict[torch.dtype, Callable[[float], float]] = {
-    torch.float32: single,
-    torch.float64: float,
-}
-
-
-def product_of(dtype: torch.dtype, before: str, factor: str) -> str:
-    """The expression of what the CPU makes of a counter, as `multipliers` computes it."""
-    return (
-        f"single({before} * single({factor}))" if dtype is torch.float32 else f"{before} * {factor}"
-    )
-
-
-def multipliers(
-    dtype: torch.dtype, before: float, after: float, numbers: Sequence[object]
-) -> frozenset[int]:
-    """The places of the numbers by which a counter may have been multiplied."""
-    rounded = _ROUNDINGS.get(dtype)
-    if rounded is None:
-        return frozenset()
-    return frozenset(
-        place
-        for place, number in enumerate(numbers)
-        if isinstance(number, float) and rounded(before * rounded(number)) == after
-    )
+def product(x: float, factor: float) -> float:
+    """Return the product of a float32 counter and a number, as the CPU rounds it."""
+    return ctypes.c_float(x * ctypes.c_float(factor).value).value

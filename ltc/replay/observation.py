@@ -1,14 +1,15 @@
-"""What one recorded call came to: its program, what that was given, and who has what it made."""
+"""The outcome of one recorded call: its program, the program's inputs, the holders of its results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from ltc.aten.call import Call
+from ltc.aten.call import Call, Scalar
 from ltc.device.call_observer import CallObserver
 from ltc.device.random_state import RandomState
 from ltc.device.recording.exit_liveness import Ended
@@ -16,43 +17,38 @@ from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import current_device, is_lazy
+from ltc.device.storage_sharing import as_bytes
 from ltc.device.torch_device import state_if_any
-from ltc.replay.changed_use import same_operations, where_paths_part
-from ltc.replay.counters import multipliers
-from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
-from ltc.replay.reachable import Reachable, is_leaf
-from ltc.replay.returned import (
-    Unfit,
-    form_of,
-    graph_obstacle,
-    tensors_in,
-    untraced,
-    watched_graphs,
-)
-from ltc.replay.traced_float import Operation, Tape, put, restore
-from ltc.support.torch_private import DEVICE_TYPE
+from ltc.replay.aliases import address
+from ltc.replay.counters import TracedCounter
+from ltc.replay.guard import Handed
+from ltc.replay.reachable import Reachable, has_graph, is_leaf
+from ltc.replay.traced_float import Known, Operation, Tape, plain, traced
+from ltc.runtime.buffer import BufferKey
+from ltc.support.torch_private import DEVICE_TYPE, storage_identity
 
 
 @dataclass(slots=True, eq=False)
 class Observation:
     """One call of a function that was recorded.
 
-    reachable   what it could use, as that was before
-    situation   equal for calls that nothing but numbers tells apart
-    recorder, last, ended   where it was recorded, the last entry, and what the end came to
-    origins     of its inputs
-    scalars     of the recording
-    seeds       the slots of those that were drawn from the device's running seed, in order
-    numbers     the values of `reachable.numbers`, then of the counters, before the call
-    operations  what was computed from these numbers
-    counts      the values of the counters after the call
-    written     places of the tensors that it has written to, as autograd counts it
-    holders     the number of a state that lives on -> who has it: ("root", number of a base),
-                ("gradient", place of the tensor it is the gradient of), or ("result", number)
-    no_gradient places of the tensors whose gradient is gone
-    form        of what the function has returned: see `form_of`
-    mark        whether the step mark at its end was to wait; None where it has none
-    obstacle    why such a call cannot be replayed; "" where it can
+    Attributes:
+        no_gradient: Places of the tensors without a gradient after the call.
+        reachable: Everything that it could use, in the state before the call.
+        situation: A hash that is equal for calls that differ in numbers alone.
+        recorder, last, ended: The recorder, the last entry, and the outcome of the end.
+        origins, keys: The origins and keys of its inputs.
+        scalars: The scalars of the recording.
+        seeds: The slots of the scalars drawn from the device's running seed, in order.
+        numbers: The floats that are handed over, then the step counts, before the call.
+        operations: All operations on these numbers.
+        counts: For each counter its place among these operations or numbers after the call.
+        written: Places of the tensors that it has written to, as autograd counts writes.
+        holders: The number of a state that lives on -> its holder: ("root", number of a base),
+            ("gradient", place of the tensor it is the gradient of), or ("result", number).
+        form: The form of the function's result: see `form_of`.
+        mark: True if the step mark at its end was to wait; None where it has none.
+        obstacle: The reason why such a call cannot be replayed; "" if it can.
     """
 
     reachable: Reachable
@@ -62,11 +58,12 @@ class Observation:
     last: Entry = field(default=None)  # type: ignore[assignment]
     ended: Ended = field(default=None)  # type: ignore[assignment]
     origins: Origins = field(default=None)  # type: ignore[assignment]
+    keys: list[BufferKey] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    counts: list[float] = field(default_factory=list)
+    counts: list[Any] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     holders: dict[int, tuple[str, Any]] = field(default_factory=dict)
     no_gradient: list[int] = field(default_factory=list)
@@ -75,72 +72,46 @@ class Observation:
 
     @property
     def root(self) -> Entry:
-        """Where its path begins."""
+        """Return the entry where its path begins."""
         entry = self.last
         while entry.parent is not None:
             entry = entry.parent
         return entry
 
     def difference(self, other: Observation) -> str:
-        """What the other has done that this one has not; "" where they are alike."""
+        """Return the first difference of another call from this one, in words; "" if they are alike."""
         if self.last is not other.last:
-            return where_paths_part(self.last, other.last)
-        mine, others = self.ended, other.ended
-        if (mine.outputs, mine.holders, mine.shared, mine.replaced) != (
-            others.outputs,
-            others.holders,
-            others.shared,
-            others.replaced,
-        ) or self.holders != other.holders:
-            return "what it leaves behind is held by something else"
-        if (self.origins.inputs, self.reachable.aliases.places) != (
-            other.origins.inputs,
-            other.reachable.aliases.places,
-        ):
-            return "it has worked on other tensors"
-        if constant := self.other_constant(other):
-            return constant
-        if (self.mark, self.seeds, self.no_gradient) != (
-            other.mark,
-            other.seeds,
-            other.no_gradient,
-        ):
-            return "its random draws or its step mark are others"
-        if not same_operations(self.operations, other.operations):
-            return "it has computed other numbers"
-        if None in alike_growth([self, other]):
-            return "its step counts have grown otherwise"
-        return "" if repr(self.form) == repr(other.form) else "it has returned something else"
+            return _where_paths_part(self.last, other.last)
+        for (told, mine), (_, others) in zip(self._outcome(), other._outcome()):
+            if mine != others:
+                return told
+        return self.origins.other_constant(other.origins)
 
-    def growth(self) -> list[float]:
-        """By how much each counter has grown."""
-        return [now - was for now, was in zip(self.counts, _counters_of(self))]
-
-    def multiplied_by(self, counter: int) -> frozenset[int]:
-        """The places of the operations by whose results a counter may have been multiplied."""
-        results = [operation.result for operation in self.operations]
-        dtype = self.reachable.counters[counter].tensor.dtype
-        return multipliers(dtype, _counters_of(self)[counter], self.counts[counter], results)
-
-    def other_constant(self, other: Observation) -> str:
-        """Where both have made a tensor on the CPU that is not the same; "" where all are."""
-        position = self.origins.other_constant(other.origins)
-        return "" if position is None else unknown_input(self.last, position, is_upload=True)
+    def _outcome(self) -> Iterator[tuple[str, Any]]:
+        ended = self.ended
+        kept = (ended.outputs, ended.holders, ended.shared, ended.replaced, self.holders)
+        yield "other objects hold its results", kept
+        yield "it has used other tensors", (self.origins.inputs, self.reachable.layout)
+        drawn = (self.mark, self.seeds, self.no_gradient)
+        yield "its random draws or its step mark differ", drawn
+        computed = [operation.without_numbers() for operation in self.operations]
+        yield "it has computed other numbers", (computed, self.counts)
+        yield "it has returned something else", repr(self.form)
 
     def line_of(self, slot: int) -> str:
-        """Where the number of that slot is used."""
-        return next((c.line for c in recorded_path(self.last) if slot in slots_of(c)), "")
+        """Return the line that uses the number of that slot."""
+        return next((c.line for c in self.last.path_to() if slot in slots_of(c)), "")
 
     def other_number(self, expected: list[Any]) -> str:
-        """Where a number of the recording is not the expected one; "" where all are."""
+        """Return in words the first number that is not the expected one; "" if all are."""
         for slot, (mine, other) in enumerate(zip(self.scalars, expected)):
             if slot not in self.seeds and repr(mine) != repr(other):
-                return f"the number at {self.line_of(slot)} is {mine!r} where {other!r} would have been given"
+                return f"the number at {self.line_of(slot)} is {mine!r}, but a replay would pass {other!r}"
         return ""
 
 
 def modes() -> tuple[Any, ...]:
-    """What decides, besides what a function can reach, what its calls do."""
+    """Return the modes of torch that decide, besides tensors and values, how calls go."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -154,9 +125,13 @@ def modes() -> tuple[Any, ...]:
 def observed(
     function: Callable, args: tuple, kwargs: dict, recorders: Callable[[], list[Recorder]]
 ) -> tuple[Any, Observation]:
-    """What the call returns, and what it came to.
+    """Record one call, which begins and ends a recording.
 
-    recorders  gives those of the calling thread; what is pending in them is started before
+    Args:
+        recorders: Gives the recorders of the calling thread.
+
+    Returns:
+        The call's result, and its outcome.
     """
     for recorder in recorders():
         flush(recorder)
@@ -164,8 +139,7 @@ def observed(
     seen = Observation(reachable, hash((reachable.situation(), modes())), reachable.obstacle)
     if seen.obstacle:
         return function(*args, **kwargs), seen
-    roots = reachable.aliases.numbers()
-    seen.numbers = [n.value for n in reachable.numbers] + _values(reachable)
+    roots = {id(base): number for base, number in reachable.bases.items()}
     running = {device: device.random.running for device in devices()}
     before, versions = modes(), _versions(reachable)
     with CallObserver(lambda state: roots.get(id(state))) as observer:
@@ -173,86 +147,86 @@ def observed(
             result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
-    seen.counts = _values(reachable)
-    versions_now = _versions(reachable)
-    seen.written = [place for place, was in enumerate(versions) if versions_now[place] != was]
+    now = _versions(reachable)
+    seen.written = [place for place, version in enumerate(versions) if now[place] != version]
     if modes() != before:
-        seen.obstacle = (
-            "the call leaves a mode of torch behind, such as no_grad or the default dtype"
-        )
+        seen.obstacle = "the call changes a mode of torch, such as no_grad or the default dtype"
     else:
         seen.obstacle = (
             observer.obstacle
-            or reachable.changed_layout()
+            or reachable.changed_outside()
             or _take(seen, result, observer, running)
         )
     reachable.let_go()
     return result, seen
 
 
-def _values(reachable: Reachable) -> list[float]:
-    return [found.tensor.item() for found in reachable.counters if found.tensor.dim() == 0]
-
-
 def _versions(reachable: Reachable) -> list[int | None]:
-    """How often autograd has seen each tensor written to; None where it does not count."""
+    """Return how often autograd has seen each tensor written to; None if it does not count."""
     tensors = [found.tensor for found in reachable.lazy]
     return [None if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _counters_of(seen: Observation) -> list[float]:
-    return seen.numbers[len(seen.reachable.numbers) :]
 
 
 # --- the call -----------------------------------------------------------------------------------
 
 
 def _traced_call(function: Callable, args: tuple, kwargs: dict, seen: Observation) -> Any:
-    """The call with traced floats in place of the known numbers, which are put back."""
-    tape, numbers = Tape(), seen.reachable.numbers
-    given, named, swapped = list(args), dict(kwargs), []
-    for place, number in enumerate(numbers):
-        traced = tape.known(place, number.value)
-        if number.holder is None:
-            given[number.key] = traced
-        elif number.holder == "kwargs":
-            named[number.key] = traced
+    """Call with traced stand-ins for the values that are handed over, which are put back."""
+    tape, handed = Tape(), [*seen.reachable.handed, *seen.reachable.counters]
+    arguments: dict[Any, Any] = {"args": list(args), "kwargs": dict(kwargs)}
+    of_counters: dict[int, Any] = {}  # by the ids of counters, of which two may be one
+    swapped: list[tuple[Handed, Any]] = []
+    for one in handed:
+        stand_in = _stand_in(one.value, tape, seen.numbers)
+        if isinstance(one.value, torch.Tensor):
+            stand_in = of_counters.setdefault(id(one.value), stand_in)
+        if isinstance(one.holder, str):
+            arguments[one.holder][one.key] = stand_in
         else:
-            swapped.append((number, traced))
-            put(number, traced)
+            one.holder[one.key] = stand_in
+            swapped.append((one, stand_in))
     try:
-        result: Any = untraced(function(*given, **named))
+        result: Any = untraced(function(*arguments["args"], **arguments["kwargs"]))
     finally:
         tape.is_on = False
-        for number, traced in swapped:
-            restore(number, traced)
+        for one, stand_in in swapped:
+            if one.key in one.holder:  # the call may have put another there
+                present = one.holder[one.key]
+                one.holder[one.key] = one.value if present is stand_in else untraced(present)
     seen.operations = tape.operations
+    seen.counts = [of_counters[id(one.value)].operand for one in seen.reachable.counters]
     return result
 
 
-# --- what it came to ----------------------------------------------------------------------------
+def _stand_in(value: Any, tape: Tape, numbers: list[float]) -> Any:
+    """Return the traced form of a value; its numbers are known by their places from here on."""
+    if isinstance(value, tuple):
+        return tuple(_stand_in(part, tape, numbers) for part in value)
+    operand = Known(len(numbers))
+    if isinstance(value, torch.Tensor):
+        numbers.append(value.item())
+        return TracedCounter.of(value, tape, operand)
+    numbers.append(value)
+    return traced(tape, operand, value)
 
 
-def _take(
-    seen: Observation,
-    result: Any,
-    observer: CallObserver,
-    running: dict[Any, int],
-) -> str:
-    """Fill in what is known afterwards; returns the obstacle that is met on the way."""
+# --- its outcome --------------------------------------------------------------------------------
+
+
+def _take(seen: Observation, result: Any, observer: CallObserver, running: dict[Any, int]) -> str:
+    """Fill in the outcome; return the first obstacle, or ""."""
     if not observer.recorded:
         return "nothing was recorded"
-    recorder, seen.last, seen.ended, alive = observer.recorded[0]
-    seen.recorder, seen.scalars = recorder, observer.scalars[0]
+    seen.recorder, seen.last, seen.ended, alive = observer.recorded[0]
+    seen.scalars, seen.keys = observer.scalars[0], [one.key for one in observer.inputs[0]]
     if not seen.ended.outputs:
-        return "it computes nothing that anybody holds"
+        return "it computes no value that is still held"
     if len(observer.marks) > 1:
         return "it marks more than one step"
     seen.mark = observer.marks[0] if observer.marks else None
-    seen.seeds = _seeds(recorded_path(seen.last))
-    if _drawn(running[recorder.device], len(seen.seeds)) != [
-        seen.scalars[slot] for slot in seen.seeds
-    ]:
+    seen.seeds = [call.seed.slot for call in seen.last.path_to() if call.seed is not None]
+    drawn = RandomState(running[seen.recorder.device])
+    if [seen.scalars[slot] for slot in seen.seeds] != [drawn.draw() for _ in seen.seeds]:
         return "it draws from a generator of its own, or sets the seed"
     origins = origins_of(seen.reachable, observer, seen.last)
     if isinstance(origins, str):
@@ -261,33 +235,25 @@ def _take(
     return graph_obstacle(result) or _take_holders(seen, result, alive)
 
 
-def _seeds(path: list[Call]) -> list[int]:
-    return [call.seed.slot for call in path if call.seed is not None]
-
-
-def _drawn(running: int, count: int) -> list[int]:
-    """The next seeds of a device whose running seed is that."""
-    state = RandomState(running)
-    return [state.draw() for _ in range(count)]
-
-
 def _take_holders(seen: Observation, result: Any, alive: list[State]) -> str:
-    """Who has each state that the end gave something; what the result is made of."""
-    numbers = [n for holders in seen.ended.holders for n in holders]
-    numbers += [n for _, holders in seen.ended.shared for n in holders]
-    roots = seen.reachable.aliases.numbers()
-    known: dict[int, tuple[str, Any]] = {state: ("root", root) for state, root in roots.items()}
-    known |= {i: holder for i, holder in _gradients(seen).items() if i not in known}
+    """Find the holder of each state that the end gave something, and the parts of the result."""
+    gradients = _gradients(seen)
+    known: dict[int, tuple[str, Any]] = {
+        id(base): ("root", number) for base, number in seen.reachable.bases.items()
+    }
+    for place, gradient in gradients.items():
+        known.setdefault(id(gradient), ("gradient", place))
     returned = {id(state_if_any(leaf)) for leaf in tensors_in(result)}
-    for number in numbers:
-        state = alive[number]
-        if id(state) not in known and id(state) in returned:
-            known[id(state)] = ("result", number)
-        if id(state) not in known:
+    held = [*seen.ended.holders, *(holders for _, holders in seen.ended.shared)]
+    for number in [number for holders in held for number in holders]:
+        state = id(alive[number])
+        if state not in known and state in returned:
+            known[state] = ("result", number)
+        if state not in known:
             line = _line_of(seen, number)
-            return f"what is made at {line} is kept by more than its result and gradients"
-        seen.holders[number] = known[id(state)]
-    if shared := _shared_gradient(seen):
+            return f"a tensor that is made at {line} is kept by more than its result and gradients"
+        seen.holders[number] = known[state]
+    if shared := _shared_gradient(seen, gradients):
         return shared
     try:
         seen.form = form_of(result, known, seen.reachable)
@@ -303,57 +269,271 @@ def _line_of(seen: Observation, number: int) -> str:
     return "a line that only passes it on"
 
 
-def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
-    """By the state of each gradient there is now, the place of its tensor."""
-    found: dict[int, tuple[str, Any]] = {}
+def _gradients(seen: Observation) -> dict[int, State]:
+    """Return the states of all gradients now, by the places of their tensors."""
+    found: dict[int, State] = {}
     for place, one in enumerate(seen.reachable.lazy):
-        tensor = one.tensor
-        if not (tensor.requires_grad and is_leaf(tensor)):
-            continue
-        gradient = tensor.grad
-        if gradient is None:
-            seen.no_gradient.append(place)
-        elif is_lazy(gradient):
-            found.setdefault(id(state_if_any(gradient)), ("gradient", place))
+        if one.tensor.requires_grad and is_leaf(one.tensor):
+            if one.tensor.grad is None:
+                seen.no_gradient.append(place)
+            elif is_lazy(one.tensor.grad):
+                found[place] = state_if_any(one.tensor.grad)
     return found
 
 
-def _shared_gradient(seen: Observation) -> str:
-    """An obstacle where a gradient is neither the one before nor what the program has made for it."""
+def _shared_gradient(seen: Observation, gradients: dict[int, State]) -> str:
+    """Return an obstacle if a gradient is neither the one before nor made by the program."""
     reachable = seen.reachable
-    aliases = reachable.aliases
-    before = {one.expression: state for one, state in zip(reachable.lazy, aliases.states)}
-    for place, one in enumerate(reachable.lazy):
-        tensor = one.tensor
-        gradient = tensor.grad if tensor.requires_grad and is_leaf(tensor) else None
-        state = None if gradient is None else state_if_any(gradient)
-        if state is None or state is before.get(f"{one.expression}.grad"):
+    before = {one.expression: place for place, one in enumerate(reachable.lazy)}
+    for place, state in gradients.items():
+        earlier = before.get(f"{reachable.lazy[place].expression}.grad")
+        if state is None or (earlier is not None and state is reachable.state_at(earlier)):
             continue
-        if ("gradient", aliases.places[place].object) not in seen.holders.values():
-            return f"it gives {reachable.name_at(place)} a gradient that is a part of other memory"
+        if ("gradient", reachable.layout.objects[place]) not in seen.holders.values():
+            name = reachable.name_at(place)
+            return f"it gives {name} a gradient that is a part of other memory"
     return ""
 
 
-# --- differences --------------------------------------------------------------------------------
+def _where_paths_part(mine: Entry, other: Entry) -> str:
+    """Name the first call that only one of two recordings has."""
+    calls, others = mine.path_to(), other.path_to()
+    for one, another in zip(calls, others):
+        if one is not another:
+            return f"{another.name} at {another.line} where {one.name} at {one.line} was recorded"
+    if len(calls) == len(others):
+        return "its path was forgotten"
+    last: Call = max(calls, others, key=len)[min(len(calls), len(others))]
+    return f"{last.name} at {last.line} is recorded in one of two calls"
 
 
-class Multiplied(NamedTuple):
-    """A counter is multiplied by what an operation has given, by its place on the tape."""
+# The origin of each input of a recorded call: a tensor that it can reach, an upload, or a
+# constant.
 
-    place: int
+_ON_THE_CPU = "it uses a CPU tensor among its arguments on the CPU"
+_MOST_BYTES = 1 << 16  # of a tensor that is made on the CPU, the same in each call
 
 
-def alike_growth(calls: Sequence[Observation]) -> list[float | Multiplied | None]:
-    """What each call adds to each counter, or multiplies it by; None where calls differ in that."""
-    found: list[float | Multiplied | None] = []
-    known: dict[tuple, Multiplied | None] = {}  # counters of equal values are looked at once
-    for counter, added in enumerate(zip(*(call.growth() for call in calls))):
-        if all(by == added[0] for by in added):
-            found.append(added[0])
-            continue
-        histories = tuple((_counters_of(call)[counter], call.counts[counter]) for call in calls)
-        if histories not in known:
-            places = frozenset.intersection(*(call.multiplied_by(counter) for call in calls))
-            known[histories] = Multiplied(min(places)) if places else None
-        found.append(known[histories])
-    return found
+class Origins(NamedTuple):
+    """The origins of one recording's inputs, in recorded order.
+
+    Attributes:
+        inputs: ("root", number among the bases of the reachable ones on a device), ("upload", place
+            among those on the CPU), or ("constant", its position).
+        constants: By their position, small tensors that were made on the CPU and uploaded.
+        last: Entry of the recording.
+    """
+
+    inputs: list[tuple[str, int]]
+    constants: dict[int, torch.Tensor]
+    last: Entry
+
+    def other_constant(self, others: Origins) -> str:
+        """Return the words for a constant of which the calls made two; "" if there is none."""
+        for position, mine in self.constants.items():
+            other = others.constants.get(position)
+            if other is not None and not _same_bits(mine, other):
+                return _unknown_input(self.last, position, is_upload=True)
+        return ""
+
+
+def origins_of(reachable: Reachable, observer: CallObserver, last: Entry) -> Origins | str:
+    """Return the origins of the one recording that was watched, or the obstacle."""
+    found = Origins([], {}, last)
+    uploads = {id(buffer): tensor for tensor, buffer in observer.uploads}
+    places = {address(one.tensor): n for n, one in reversed([*enumerate(reachable.host)])}
+    for position, (root, buffer) in enumerate(zip(observer.origins[0], observer.inputs[0])):
+        source = uploads.get(id(buffer))
+        place = None if source is None or not source.numel() else places.get(address(source))
+        if root is not None:
+            found.inputs.append(("root", root))
+        elif place is not None:
+            found.inputs.append(("upload", place))
+        elif source is None or source.nbytes > _MOST_BYTES:
+            return _unknown_input(last, position, source is not None)
+        elif _is_of_an_argument(reachable, source):
+            return _ON_THE_CPU
+        else:
+            found.constants[position] = source.detach().clone()
+            found.inputs.append(("constant", position))
+    return _use_on_the_cpu(reachable, found) or found
+
+
+def _use_on_the_cpu(reachable: Reachable, found: Origins) -> str:
+    """Return an obstacle if a CPU tensor is more than moved to the device."""
+    moved = {place for kind, place in found.inputs if kind == "upload"}
+    for one, first in zip(reachable.host, reachable.uploads):
+        if not one.is_fixed and first not in moved:
+            return _ON_THE_CPU
+    if reachable.has_written_to_host():
+        return "it writes to a CPU tensor that existed before"
+    return ""
+
+
+def _is_of_an_argument(reachable: Reachable, source: torch.Tensor) -> bool:
+    """Return True if it shows memory of a CPU tensor of which the next call has another."""
+    memory = storage_identity(source.untyped_storage())
+    return any(
+        not found.is_fixed
+        and found.tensor.layout is torch.strided
+        and storage_identity(found.tensor.untyped_storage()) == memory
+        for found in reachable.host
+    )
+
+
+def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(as_bytes(mine), as_bytes(other))
+
+
+def _unknown_input(last: Entry, position: int, is_upload: bool) -> str:
+    """Return the words for an input that no later call can be given."""
+    path = last.path_to()
+    inputs = (c for c in path if c.overload == "ltc::input" and c.args[0] == position)
+    made = next(inputs, None)
+    users = (c.line for c in path if made is not None and made.results[0] in _operands(c))
+    line = next(users, "")
+    if is_upload:
+        return f"it moves another tensor that it has made on the CPU to the device, for {line}"
+    return f"{line} uses a tensor that is neither an argument nor found in what it closes over"
+
+
+def _operands(call: Call) -> Iterator[Any]:
+    for operand in (*call.args, *call.kwargs.values()):
+        if isinstance(operand, (list, tuple)):
+            yield from operand
+        else:
+            yield operand
+
+
+def slots_of(call: Call) -> list[int]:
+    """Return the slots of the recording's numbers that a call is given."""
+    return [operand.slot for operand in _operands(call) if isinstance(operand, Scalar)]
+
+
+# --- The result of a function: how to make another like it, and the graphs that it needs ---------
+
+_GRAPH_NODES = 10_000  # of autograd's, that are looked at to see whether a backward has used them
+
+
+class Unfit(Exception):
+    """A part of a result cannot be made again."""
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors on a device in containers that a replay can make again."""
+    if isinstance(result, (list, tuple, dict)):
+        for part in result.values() if isinstance(result, dict) else result:
+            yield from tensors_in(part)
+    elif is_lazy(result):
+        yield result
+
+
+def untraced(result: Any) -> Any:
+    """Return a result with plain numbers in place of traced ones; lists and dicts stay the objects that they are."""
+    if isinstance(result, tuple):
+        parts = [untraced(part) for part in result]
+        if all(part is before for part, before in zip(parts, result)):
+            return result
+        return result._make(parts) if hasattr(result, "_make") else tuple(parts)
+    if isinstance(result, (list, dict)):
+        for key in result if isinstance(result, dict) else range(len(result)):
+            part = untraced(result[key])
+            if part is not result[key]:
+                result[key] = part
+        return result
+    return plain(result)
+
+
+def form_of(result: Any, known: dict[int, tuple[str, Any]], reachable: Reachable) -> Any:
+    """Return the form of a result, from which another is made.
+
+    Returns:
+        ("list" or "tuple", parts), ("dict", parts, keys), ("plain", value), the holder of a tensor's
+        state, or ("tensor", place, True if it is the same object as the tensor at that place).
+    """
+    if result.__class__ in (list, tuple):
+        parts = [form_of(part, known, reachable) for part in result]
+        return result.__class__.__name__, parts
+    if result.__class__ is dict and all(isinstance(key, (str, int)) for key in result):
+        parts = [form_of(part, known, reachable) for part in result.values()]
+        return "dict", parts, list(result)
+    if isinstance(result, (bool, int, float, str, type(None))):
+        return "plain", plain(result)
+    if not isinstance(result, torch.Tensor):
+        raise Unfit(f"a {result.__class__.__name__}")
+    if not is_lazy(result):
+        raise Unfit("a CPU tensor")
+    if result.layout is not torch.strided:
+        raise Unfit("a sparse tensor")
+    state: Any = state_if_any(result)
+    found = [place for place in range(len(reachable.lazy)) if reachable.state_at(place) is state]
+    if found:
+        same = [place for place in found if reachable.lazy[place].tensor is result]
+        return "tensor", (same or found)[0], bool(same)
+    if state is None or state.base is not None:
+        raise Unfit(f"a view of {_named(state, reachable)}: return a clone")
+    if known.get(id(state), ("root",))[0] == "root":
+        raise Unfit("a tensor that the call has not made")
+    return known[id(state)]
+
+
+def _named(view: Any, reachable: Reachable) -> str:
+    """Return the base of a view, in words."""
+    root = None if view is None else reachable.bases.get(view.base)
+    return "another tensor" if root is None else reachable.told_root(root)
+
+
+@contextlib.contextmanager
+def watched_graphs(tensors: Sequence[torch.Tensor], observer: CallObserver) -> Iterator[None]:
+    """Note an obstacle if a backward goes on into the graph of one of these, from before.
+
+    Such a graph may compute another thing the next time, and nothing in the call says so.
+    """
+    nodes: list[Any] = [x.grad_fn for x in tensors if x.requires_grad and has_graph(x)]
+    hooks = [node.register_prehook(lambda gradients: _hinder(observer)) for node in nodes]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hinder(observer: CallObserver) -> None:
+    observer.hinder(
+        "its backward continues into the graph of a tensor that existed before: pass the tensor "
+        "detached, or build the whole graph inside the function"
+    )
+
+
+def graph_obstacle(result: Any) -> str:
+    """Return an obstacle if a result has a graph that no backward has used."""
+    for leaf in tensors_in(result):
+        if leaf.grad_fn is not None and not _is_used(leaf.grad_fn):
+            return "its result needs a graph: call backward inside, or return result.detach()"
+    return ""
+
+
+def _is_used(node: Any) -> bool:
+    """Return True if a backward has freed the tensors that the graph above this node had saved."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _GRAPH_NODES:
+        one = waiting.pop()
+        if _has_freed(one):
+            return True
+        for following, _ in one.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+def _has_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False

@@ -1,12 +1,8 @@
-"""One call, replayed: see that nothing is different, give the program its inputs, hand out results.
-
-What is looked at, the numbers and the results are generated functions: hundreds of conditions are
-one function without a loop.
-"""
+"""One call, replayed: check the guard, give the program its inputs, hand out the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,118 +10,200 @@ import torch
 from ltc import config
 from ltc.backends.collective_runner import current_replica
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.debug import metrics
+from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
-from ltc.device.recording.tensors import uploaded, wrap_buffer
+from ltc.device.recording.tensors import state_of, uploaded, wrap_buffer
 from ltc.device.torch_device import storage_of
-from ltc.replay.aliases import lines_of_roots
-from ltc.replay.counters import Counters, single
+from ltc.replay.aliases import places_of, same_memory, same_objects
+from ltc.replay.counters import Counters
+from ltc.replay.guard import NOT_THERE, Changed, checks, generated
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
-from ltc.replay.origins import recorded_path
-from ltc.runtime.buffer import Buffer, BufferKey, input_key
+from ltc.replay.reachable import Reachable
+from ltc.runtime.buffer import Buffer
 from ltc.runtime.compile import known_program
 from ltc.runtime.executor import executor_of
+from ltc.support.observation import metrics
 from ltc.support.process.held_signals import held
 from ltc.support.torch_private import increment_version, is_forward_mode, saved_tensors_hooks
-from ltc.utils import steps
-
-_TOGETHER = 40  # conditions of one `if`
-
-
-class Changed(Exception):
-    """The call is not one that the plan is for; nothing was done."""
+from ltc.training_loop import steps
 
 
 class Prepared(NamedTuple):
-    """What one call is given.
+    """The inputs of one call.
 
-    states   of the bases that it works on
-    scalars  the program's numbers
-    counts   the new values of counters that are multiplied
+    Attributes:
+        tensors: The tensors that it can reach on the device.
+        bases: The bases of these.
+        scalars: The program's numbers.
+        counts: The new values of step counts.
     """
 
-    states: list[Any]
+    tensors: list[torch.Tensor]
+    bases: list[State]
     scalars: list[Any]
+    counts: list[float]
     inputs: list[Buffer]
     program: Any
-    counts: list[float]
 
 
 def replays_now() -> bool:
-    """Whether nothing in the calling thread has to see each call of torch, or what a graph saves."""
+    """Return True if no mode of the calling thread has to see each call of torch."""
     is_seen = is_forward_mode() or saved_tensors_hooks(False) is not None
     return is_plain_now() and not is_seen and not config.value("LTC_SAVE_TENSORS_FILE")
 
 
 class ReplayPlan:
-    """How calls of one kind are replayed.
+    """The guard, the program and the results of calls of one kind.
 
-    calls     the observations that it is made of
-    recorder  of the device and thread that they were recorded by
-    replayed  how many calls were
+    Attributes:
+        calls: The observations that it is made of.
+        recorder: The recorder of their device and thread.
+        replayed: Number of replayed calls.
     """
 
     def __init__(self, calls: Sequence[Observation]) -> None:
-        """`calls`: at least two, alike. Raises ChangesByItself where their numbers do."""
-        self.calls, self._last = list(calls), calls[-1]
+        """Make a plan of at least two calls that are alike; raise ChangesByItself if their numbers do."""
+        self.calls, self._last, self.replayed = list(calls), calls[-1], 0
         self.recorder, self._device = self._last.recorder, self._last.recorder.device
-        self._ended, self.replayed = self._last.ended, 0
-        numbers, counters = HandedOver(calls), self._last.reachable.counters
-        self._counters: Counters | None = None
-        if counters:
-            self._counters = Counters([one.tensor for one in counters], numbers.growth)
-        self._keys = _keys_of_inputs(self._last)
-        self._names: dict[str, Any] = {
-            **self._last.reachable.constants,
-            **numbers.constants,
-            "torch": torch,
-            "storage_of": storage_of,
-            "modes": modes,
-            "as_they_were": modes(),
-            "pinned": tuple(value for _, value in self._last.reachable.pinned),
-            "kinds": [value.__class__ for _, value in self._last.reachable.pinned],
-            "device": self._device,
-            "uploaded": uploaded,
-            "wrap_buffer": wrap_buffer,
-            "counters": self._counters,
-            "single": single,
-            "increment_version": increment_version,
-            "Changed": Changed,
-        }
-        self._roots = _roots_in_use(self._last)
-        self._states_of = self._function("states_of", self._lines_of_states())
-        self._inputs_of = self._function("inputs_of", self._lines_of_inputs())
-        self._numbers_of = self._function("numbers_of", _lines_of_numbers(numbers, bool(counters)))
-        self._hand_out = self._function("hand_out", self._lines_of_results())
+        self._ended, reachable = self._last.ended, self._last.reachable
+        self._modes = modes()
+        self._numbers_of = HandedOver(calls).function()
+        counters = [one.value for one in reachable.counters]
+        self._counters = Counters(counters) if counters else None
+        self._find = generated("find", _lines(reachable), reachable.names_of_lines())
+        self._fixed = [found.tensor for found in reachable.lazy if found.is_fixed]
+        self._fixed_states = [state_of(tensor) for tensor in self._fixed]
+        self._known, _ = places_of(self._fixed, {})
+        self._places = reachable.layout.places[len(self._fixed) :]
+        self._has_twins = reachable.layout.has_twins(len(self._fixed))
+        self._take_inputs()
+        self._take_results()
 
-    def _function(self, name: str, lines: Iterable[str]) -> Any:
-        exec(compile("\n".join(lines), "<ltc replay>", "exec"), self._names)
-        return self._names[name]
+    def _take_inputs(self) -> None:
+        """Find the origins of the inputs, and the types of tensors that are none."""
+        reachable, origins = self._last.reachable, self._last.origins
+        self._keys = self._last.keys
+        self._roots = [number for kind, number in origins.inputs if kind == "root"]
+        self._others = [
+            (position, kind, number)
+            for position, (kind, number) in enumerate(origins.inputs)
+            if kind != "root"
+        ]
+        self._constants = {
+            position: uploaded(tensor, self._device)
+            for position, tensor in origins.constants.items()
+        }
+        for buffer in self._constants.values():
+            buffer.shared = True  # each call reads it
+        read = set(self._roots)
+        self._unread = [n for n, root in enumerate(reachable.layout.roots) if root not in read]
+        self._unread_types = [reachable.types[place] for place in self._unread]
+
+    def _take_results(self) -> None:
+        """Find the holders of the buffers that are made, and of inputs that are shared from now on."""
+        seen = self._last
+        expressions = {one.expression for one in seen.reachable.lazy}
+        held = [*self._ended.holders, *(holders for _, holders in self._ended.shared)]
+        holders = [
+            (seen.holders[n], buffer) for buffer, numbers in enumerate(held) for n in numbers
+        ]
+        self._written = [(base, buffer) for (kind, base), buffer in holders if kind == "root"]
+        self._made = [(holder, buffer) for holder, buffer in holders if holder[0] != "root"]
+        self._gradients = [holder for holder, _ in self._made if holder[0] == "gradient"]
+        self._no_gradient = [
+            place
+            for place in seen.no_gradient
+            if f"{seen.reachable.lazy[place].expression}.grad" in expressions
+        ]
+        self._bases = list(dict.fromkeys([*self._roots, *(base for base, _ in self._written)]))
+        self._moving = [base for base in self._bases if base >= len(self._known)]
 
     # --- a call
 
+    def changed_itself(self, args: tuple, kwargs: dict) -> str:
+        """Return an obstacle if the last call has changed a constant of the next one.
+
+        Gradients come and go: a replayed call gives them as well.
+        """
+        reachable = self._last.reachable
+        try:
+            numbers = [value for _, value in reachable.numbers()]
+            if repr(self._find(args, kwargs, is_over=True)) == repr(numbers):
+                return ""
+        except (Changed, *NOT_THERE):
+            pass
+        return (
+            f"it changes a constant that it uses, and a replayed call would not; before: "
+            f"{reachable.first_that_fails(args, kwargs)}"
+        )
+
     def prepare(self, args: tuple, kwargs: dict) -> Prepared:
-        """What the call is given.
+        """Check the guard, and find the call's inputs.
 
         Nothing is pending in the calling thread. Raises Changed where the call is another.
         """
+        if modes() != self._modes:
+            raise Changed
         try:
-            states = self._states_of(args, kwargs)
-            scalars, counts = self._numbers_of(args, kwargs)
-            inputs = self._inputs(states, args, kwargs)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            moving, host, known = self._find(args, kwargs)
+            tensors = [*self._fixed, *moving]
+            bases = self._bases_of(tensors, moving)
+            if host and same_memory(host) != self._last.reachable.uploads:
+                raise Changed
+            if self._counters is not None:
+                known += self._counters.values()
+            scalars, counts = self._numbers_of(known)
+            inputs = self._inputs(bases, host)
+        except NOT_THERE as error:
             raise Changed from error
         binding: Any = self._ended.binding
         program = known_program(binding)
         if program is None or not self._is_alone():
             raise Changed
-        return Prepared(states, scalars, inputs, program, counts)
+        return Prepared(tensors, bases, scalars, counts, inputs, program)
+
+    def _bases_of(self, tensors: list[torch.Tensor], moving: list[torch.Tensor]) -> list[State]:
+        """Return the bases of all tensors, if these lie in memory as they did."""
+        fixed = self._fixed
+        if fixed and [storage_of(tensor).lazy for tensor in fixed] != self._fixed_states:
+            raise Changed
+        numbers, places = places_of(moving, self._known)
+        if places != self._places:
+            raise Changed
+        if self._has_twins and same_objects(tensors) != self._last.reachable.layout.objects:
+            raise Changed
+        if self._unread:
+            unread = [tensors[place] for place in self._unread]
+            if [(x.shape, x.dtype, x.get_device()) for x in unread] != self._unread_types:
+                raise Changed
+        return [*numbers]
+
+    def _inputs(self, bases: list[State], host: list[torch.Tensor]) -> list[Buffer]:
+        used = [bases[number] for number in self._bases]
+        if [state.value for state in used].count(None) != len(used):
+            raise Changed  # something is pending in another thread
+        buffers: list[Any] = [state.buffer for state in used]
+        for execution in {buffer.execution for buffer in buffers}:
+            if execution is not None and execution.failure is not None:
+                raise Changed
+        inputs = buffers[: len(self._roots)]
+        for position, kind, place in self._others:
+            given = (
+                uploaded(host[place], self._device) if kind == "upload" else self._constants[place]
+            )
+            inputs.insert(position, given)
+        if [buffer.key for buffer in inputs] != self._keys:
+            raise Changed
+        for number in self._moving:
+            if bases[number].device is not self._device:
+                raise Changed
+        return inputs
 
     def _is_alone(self) -> bool:
-        """Whether no other thread has anything pending, for which it may have read an input.
+        """Return True if no other thread has anything pending, for which it may have read an input.
 
-        What threads have left that are over would stay pending for ever: it is run first.
+        Recordings that ended threads have left would stay pending for ever: they are run first.
         """
         if self._nobody_else_records():
             return True
@@ -140,48 +218,37 @@ class ReplayPlan:
             [r.nothing_pending for r in others if r is not self.recorder]
         )
 
-    def run(self, prepared: Prepared, args: tuple, kwargs: dict) -> Any:
-        """What the call returns that was prepared."""
+    def run(self, prepared: Prepared) -> Any:
+        """Run the call that was prepared, and return its result."""
         executor_of(self._device.index).wait_for_room()  # while it can be interrupted
         with held:
-            result = self._run_uninterrupted(prepared, args, kwargs)
+            result = self._run_uninterrupted(prepared)
         if self._last.mark is not None:
             steps.mark(self._device, self._last.mark)
         return result
 
-    def _run_uninterrupted(self, prepared: Prepared, args: tuple, kwargs: dict) -> Any:
-        states, scalars, inputs, program, counts = prepared
+    def _run_uninterrupted(self, prepared: Prepared) -> Any:
         for slot in self._last.seeds:
-            scalars[slot] = self.recorder.draw()
-        made = self._launch(program, inputs, scalars)
+            prepared.scalars[slot] = self.recorder.draw()
+        buffers = self._launch(prepared)
         if self._counters is not None:
-            self._counters.grow(counts)
-        result = self._hand_out(args, kwargs, states, made, inputs)
+            self._counters.give(prepared.counts)
+        result = self._hand_out(prepared, buffers)
         self.replayed += 1
         metrics.count("ReplayedCalls")
         return result
 
-    def _inputs(self, states: list[Any], args: tuple, kwargs: dict) -> list[Buffer]:
-        if [state.value for state in states].count(None) != len(states):
-            raise Changed  # something is pending in another thread
-        buffers = [state.buffer for state in states]
-        for execution in {buffer.execution for buffer in buffers}:
-            if execution is not None and execution.failure is not None:
-                raise Changed
-        inputs: list[Buffer] = self._inputs_of(buffers, args, kwargs)
-        if [buffer.key for buffer in inputs] != self._keys:
-            raise Changed
-        return inputs
-
-    def _launch(self, program: Any, inputs: list[Buffer], scalars: list[Any]) -> list[Buffer]:
-        ended = self._ended
+    def _launch(self, prepared: Prepared) -> list[Buffer]:
+        """Start the program; returns its outputs, then the inputs that are shared from now on."""
+        ended, inputs, program = self._ended, prepared.inputs, prepared.program
         binding: Any = ended.binding
-        for position, _ in ended.shared:
-            inputs[position].shared = True
+        shared = [inputs[position] for position, _ in ended.shared]
+        for buffer in shared:
+            buffer.shared = True
         made = program.launch(
             self._device.index,
             binding.given_inputs(inputs),
-            binding.given_scalars(scalars),
+            binding.given_scalars(prepared.scalars),
             {output: inputs[position] for output, position in ended.elsewhere.items()},
             current_replica() if program.exchanges else None,
         )
@@ -189,147 +256,51 @@ class ReplayPlan:
         for output, holders in zip(outputs, ended.holders):
             if len(holders) > 1:
                 output.shared = True
-        return outputs
+        return outputs + shared if shared else outputs
 
-    # --- the text of its functions
-
-    def _lines_of_states(self) -> Iterator[str]:
-        """The bases of the inputs, then of what is written and was not read."""
-        reachable = self._last.reachable
-        yield "def states_of(args, kwargs):"
-        yield from _checks(["modes() == as_they_were", *reachable.conditions])
-        if reachable.pinned:
-            values = "".join(f"{expression}, " for expression, _ in reachable.pinned)
-            yield f"    values = ({values})"
-            yield "    if values != pinned or [*map(type, values)] != kinds: raise Changed"
-        places = reachable.aliases.places
-        yield from _checks(self._types_of_unread())
-        yield from lines_of_roots(places, reachable.lazy, self._roots, self._names)
-        yield f"    return [{', '.join(f'r{root}' for root in self._roots)}]"
-
-    def _types_of_unread(self) -> list[str]:
-        """What the function may know of tensors that the program is not given."""
-        reachable, aliases = self._last.reachable, self._last.reachable.aliases
-        inputs = {number for kind, number in self._last.origins.inputs if kind == "root"}
-        return [
-            f"({found.expression}.shape, {found.expression}.dtype, {found.expression}.get_device())"
-            f" == {kind}"
-            for found, place, kind in zip(reachable.lazy, aliases.places, aliases.types)
-            if place.root not in inputs
-        ]
-
-    def _lines_of_inputs(self) -> Iterator[str]:
-        given = [self._text_of_input(kind, place) for kind, place in self._last.origins.inputs]
-        yield "def inputs_of(buffers, args, kwargs):"
-        yield f"    return [{', '.join(given)}]"
-
-    def _text_of_input(self, kind: str, place: int) -> str:
-        if kind == "root":
-            return f"buffers[{self._roots.index(place)}]"
-        if kind == "upload":
-            return f"uploaded({self._last.reachable.host[place].expression}, device)"
-        constant = uploaded(self._last.origins.constants[place], self._device)
-        constant.shared = True  # each call reads it
-        self._names[f"constant{place}"] = constant
-        return f"constant{place}"
-
-    def _lines_of_results(self) -> Iterator[str]:
-        seen, lazy = self._last, self._last.reachable.lazy
-        yield "def hand_out(args, kwargs, states, made, inputs):"
-        yield from self._lines_of_versions()
-        for place in sorted(_tensors_of(seen.form)):  # before gradients take each other's place
-            yield f"    tensor{place} = {lazy[place].expression}"
-        for k, holders in enumerate(self._ended.holders):
-            yield from self._lines_of_holders(f"made[{k}]", holders)
-        for position, holders in self._ended.shared:
-            yield from self._lines_of_holders(f"inputs[{position}]", holders)
-        expressions = {found.expression for found in lazy}
-        for place in seen.no_gradient:
-            gradient = f"{lazy[place].expression}.grad"
-            if gradient in expressions:
-                yield f"    {gradient} = None"
-        yield f"    return {self._text_of(seen.form)}"
-
-    def _lines_of_versions(self) -> Iterator[str]:
-        """Autograd is told what was written to, so that a graph which had saved it is refused."""
-        found = [self._last.reachable.lazy[place] for place in self._last.written]
-        written = tuple(one.tensor for one in found if one.is_fixed)
-        if written:
-            self._names["written"] = written
-            yield "    increment_version(written)"
-        others = [one.expression for one in found if not one.is_fixed]
-        if others:
-            yield f"    increment_version([{', '.join(others)}])"
-
-    def _lines_of_holders(self, buffer: str, holders: Sequence[int]) -> Iterator[str]:
-        for number in holders:
-            kind, where = self._last.holders[number]
-            if kind == "root":
-                yield f"    states[{self._roots.index(where)}].buffer = {buffer}"
-            elif kind == "result":
-                yield f"    result{number} = wrap_buffer({buffer}, device)"
-            else:
-                yield f"    gradient{where} = wrap_buffer({buffer}, device)"
-                expression = self._last.reachable.lazy[where].expression
-                yield f"    {expression}.grad = gradient{where}"
-
-    def _text_of(self, form: Any) -> str:
-        """The expression of a result of that form."""
-        kind, *rest = form
-        if kind == "list":
-            return f"[{', '.join(map(self._text_of, rest[0]))}]"
-        if kind == "tuple":
-            return f"({''.join(f'{self._text_of(part)}, ' for part in rest[0])})"
-        if kind == "dict":
-            parts = zip(rest[0], rest[1])
-            return f"{{{', '.join(f'{key!r}: {self._text_of(part)}' for key, part in parts)}}}"
-        if kind == "plain":
-            name = f"plain{len(self._names)}"
-            self._names[name] = rest[0]
-            return name
-        if kind == "tensor":
-            place, is_the_tensor = rest
-            return f"tensor{place}" if is_the_tensor else f"tensor{place}.detach()"
-        return f"{kind}{rest[0]}"
+    def _hand_out(self, prepared: Prepared, buffers: list[Buffer]) -> Any:
+        """Give each state its buffer, each tensor its gradient, and make the result."""
+        tensors, bases, made = prepared.tensors, prepared.bases, {}
+        if self._last.written:  # autograd refuses a graph that had saved one of these
+            increment_version([tensors[place] for place in self._last.written])
+        for base, buffer in self._written:
+            bases[base].buffer = buffers[buffer]
+        for holder, buffer in self._made:
+            made[holder] = wrap_buffer(buffers[buffer], self._device)
+        form = self._last.form
+        result = made[form] if form[0] == "result" else _result(form, tensors, made)
+        for holder in self._gradients:
+            tensors[holder[1]].grad = made[holder]
+        for place in self._no_gradient:
+            tensors[place].grad = None
+        return result
 
 
-def _roots_in_use(seen: Observation) -> list[int]:
-    roots = [number for kind, number in seen.origins.inputs if kind == "root"]
-    roots += [number for kind, number in seen.holders.values() if kind == "root"]
-    return list(dict.fromkeys(roots))
-
-
-def _tensors_of(form: Any) -> Iterator[int]:
-    """The places of the tensors in a result that were there before."""
-    kind, *rest = form
+def _result(form: Any, tensors: list[torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:
+    """Return a result of that form; `made` has the new tensors by their holders."""
+    kind, value, *rest = form
+    if kind in ("result", "gradient"):
+        return made[form]
+    if kind == "plain":
+        return value
     if kind == "tensor":
-        yield rest[0]
-    elif kind in ("list", "tuple", "dict"):
-        for part in rest[-1]:
-            yield from _tensors_of(part)
+        return tensors[value] if rest[0] else tensors[value].detach()
+    parts = [_result(part, tensors, made) for part in value]
+    if kind == "dict":
+        return dict(zip(rest[0], parts))
+    return parts if kind == "list" else tuple(parts)
 
 
-def _keys_of_inputs(seen: Observation) -> list[BufferKey]:
-    calls = [call for call in recorded_path(seen.last) if call.overload == "ltc::input"]
-    keys: dict[int, BufferKey] = {}
-    for call in calls:
-        (value,) = call.results
-        assert value is not None
-        keys[call.args[0]] = input_key(value.shape, value.dtype)
-    return [keys[position] for position in range(len(seen.origins.inputs))]
+def _lines(reachable: Reachable) -> Iterator[str]:
+    """Yield code that checks the guard, and returns the tensors and numbers of this call."""
+    moving = [found for found in reachable.lazy if not found.is_fixed]
+    yield "def find(args, kwargs, is_over=False):"
+    yield from reachable.lines()
+    yield f"    known = [{', '.join(expression for expression, _ in reachable.numbers())}]"
+    yield "    if is_over: return known"
+    yield from checks(reachable.gradients)
+    yield f"    return {_listed(moving)}, {_listed(reachable.host)}, known"
 
 
-def _lines_of_numbers(numbers: HandedOver, has_counters: bool) -> Iterator[str]:
-    yield "def numbers_of(args, kwargs):"
-    if has_counters:
-        yield "    counts = counters.values()"
-    yield from (f"    {line}" for line in numbers.lines)
-    yield from _checks(numbers.conditions)
-    slots, products = ", ".join(map(str, numbers.slots)), ", ".join(numbers.products)
-    yield f"    return [{slots}], [{products}]"
-
-
-def _checks(conditions: Sequence[str]) -> Iterator[str]:
-    for start in range(0, len(conditions), _TOGETHER):
-        together = " and ".join(conditions[start : start + _TOGETHER])
-        yield f"    if not ({together}): raise Changed"
+def _listed(found: Sequence[Any]) -> str:
+    return f"[{', '.join(one.expression for one in found)}]"

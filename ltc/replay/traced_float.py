@@ -1,4 +1,4 @@
-"""Floats that say what was computed from them.
+"""Floats that note on a tape all that is computed from them.
 
 A learning rate reaches a program as -lr, or lr / (1 - beta ** step).  While a function is watched,
 the numbers that may change between its calls are `TracedFloat`s: Python's arithmetic with one gives
@@ -27,32 +27,35 @@ class Computed(NamedTuple):
 class Operation(NamedTuple):
     """One operation.
 
-    name      of Python's operator, as in the module `operator`; "value" where Python's code has
-              looked at the number itself
-    operands  Known, Computed, or a plain number
-    result    a float; of a decision, what was decided
+    Attributes:
+        name: The name of Python's operator in the module `operator`; "value" if Python's code has
+        read the number itself; "product" for a float32 counter.
+        operands: Known, Computed, or a plain number.
+        result: A float; for a decision, its outcome.
     """
 
     name: str
     operands: tuple[Any, ...]
     result: Any
 
+    def without_numbers(self) -> tuple[Any, ...]:
+        """Return a key that is equal for operations that differ in floats alone."""
+        operands = [x.__class__ if isinstance(x, (float, int)) else x for x in self.operands]
+        return self.name, operands, None if isinstance(self.result, float) else self.result
+
 
 class Tape:
-    """What was computed from known numbers while one call was watched."""
+    """All operations on known numbers while one call was watched."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.is_on = True
 
-    def known(self, place: int, value: float) -> TracedFloat:
-        return _traced(self, Known(place), value)
-
     def note(self, name: str, operands: tuple[Any, ...], result: Any) -> Any:
-        """The result, traced where it is a float."""
+        """Note an operation; return its result, traced if it is a float."""
         self.operations.append(Operation(name, operands, result))
         if result.__class__ is float:
-            return _traced(self, Computed(len(self.operations) - 1), result)
+            return traced(self, Computed(len(self.operations) - 1), result)
         return result
 
 
@@ -70,35 +73,16 @@ class TracedFloat(float):
         return _looked_at(self, float.__hash__)
 
 
-def _traced(tape: Tape, operand: Any, value: float) -> TracedFloat:
-    traced = TracedFloat(value)
-    traced.tape, traced.operand = tape, operand
-    return traced
+def traced(tape: Tape, operand: Any, value: float) -> TracedFloat:
+    """Return a number on a tape, which is that operand there."""
+    made = TracedFloat(value)
+    made.tape, made.operand = tape, operand
+    return made
 
 
 def plain(value: Any) -> Any:
-    """A number that is no longer traced; anything else as it is."""
+    """Return a number that is no longer traced; any other value as it is."""
     return float.__pos__(value) if value.__class__ is TracedFloat else value
-
-
-def put(number: Any, value: Any) -> None:
-    """Let another float stand where a known number does, in the table that it is from."""
-    if number.part is None:
-        number.holder[number.key] = value
-    else:
-        parts = list(number.holder[number.key])
-        parts[number.part] = value
-        number.holder[number.key] = tuple(parts)
-
-
-def restore(number: Any, traced: Any) -> None:
-    """The plain number stands there again, unless the call has put another in its place."""
-    present = number.holder.get(number.key)
-    if number.part is not None:
-        if isinstance(present, tuple):
-            number.holder[number.key] = tuple(map(plain, present))
-    else:
-        number.holder[number.key] = plain(present)
 
 
 def _operand(value: Any) -> Any:
@@ -138,7 +122,7 @@ _truth = _unary("truth")
 
 
 def _looked_at(self: TracedFloat, method: Callable, *arguments: Any) -> Any:
-    """What a method of float gives; what follows from it holds for this value alone."""
+    """Call a method of float; all that follows from its result holds for this value alone."""
     value = plain(self)
     if self.tape.is_on:
         self.tape.note("value", (self.operand,), repr(value))

@@ -1,30 +1,45 @@
-"""How much memory the tensors of each device hold."""
+"""The memory that the tensors of each device hold."""
 
 from __future__ import annotations
 
-from ltc.debug import metrics
+from collections.abc import Callable
+
+from ltc.support.observation import metrics
+
+
+def _nothing() -> int:
+    return 0
 
 
 class Account:
-    """Bytes held by the live buffers of one device, and the most there ever were.
+    """Bytes held by the values of one device, and the most there were when a buffer was made.
 
-    freed          how many buffers were freed
-    freed_by_mark  how many had been at the latest step mark
+    Attributes:
+        in_buffers: The bytes of live buffers.
+        elsewhere: Gives the bytes of values that are in no buffer.
+        freed: Number of freed buffers.
+        freed_by_mark: Their number at the latest step mark.
     """
 
     def __init__(self) -> None:
-        self.bytes = self.peak = self.buffers = 0
+        self.in_buffers = self.peak = self.buffers = 0
+        self.elsewhere: Callable[[], int] = _nothing
         self.freed = self.freed_by_mark = self._noted = self._forgotten = 0
 
     def add(self, nbytes: int, buffers: int = 1) -> None:
-        """So many buffers came to be, of `nbytes` together."""
-        self.bytes += nbytes
+        """Count `buffers` new buffers, of `nbytes` together."""
+        self.in_buffers += nbytes
         self.buffers += buffers
-        if self.bytes > self.peak:
-            self.peak = self.bytes
+        held = self.in_buffers if self.elsewhere is _nothing else self.bytes
+        if held > self.peak:
+            self.peak = held
+
+    @property
+    def bytes(self) -> int:
+        return self.in_buffers + self.elsewhere()
 
     def remove(self, nbytes: int) -> None:
-        self.bytes -= nbytes
+        self.in_buffers -= nbytes
         self.buffers -= 1
         self.freed += 1
 
@@ -36,7 +51,7 @@ class Account:
 
     @property
     def freed_in_all(self) -> int:
-        """How many buffers were freed since the start, or since `forget_freed`."""
+        """Return how many buffers were freed since the start, or since `forget_freed`."""
         return self.freed - self._forgotten
 
     def forget_freed(self) -> None:

@@ -1,4 +1,4 @@
-"""What a user is told where a backend fails: of which calls; of memory, how much was asked for."""
+"""Error texts where a backend fails: the calls it ran; of memory, the size asked for."""
 
 from __future__ import annotations
 
@@ -24,15 +24,28 @@ def in_a_launch(
     return told
 
 
+def note_step(error: BaseException, marks: int) -> None:
+    """Add to the error how many step marks came before its launch, or its call; once."""
+    if marks and not any(note.startswith(_STEP) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_STEP}{marks} step mark{'s' if marks > 1 else ''}")
+
+
+_STEP = "in the step after "
+
+
 def _says_where(error: BaseException) -> bool:
-    """Those of ltc itself do; an interrupt comes from elsewhere."""
+    """Return True for an error that names its place: ltc's own do, and an interrupt comes from
+    elsewhere.
+    """
     if isinstance(error, LtcError) or not isinstance(error, Exception):
         return True
     return any(note.startswith("while running ") for note in getattr(error, "__notes__", ()))
 
 
 def buffers_of(results: Any, computation: Any, count: int) -> Sequence[Any]:
-    """What a launch has given: one buffer for each of its `count` outputs, or InvalidGraph."""
+    """Return a launch's results: one buffer for each of its `count` outputs; else raise
+    InvalidGraph.
+    """
     given = f"a {type(results).__name__}"
     if isinstance(results, (list, tuple)):
         if len(results) == count:
@@ -40,8 +53,8 @@ def buffers_of(results: Any, computation: Any, count: int) -> Sequence[Any]:
         given += f" of {len(results)}"
     kind = type(computation)
     raise InvalidGraph(
-        f"{kind.__module__}.{kind.__qualname__}.launch has given {given} for a program of {count} "
-        f"outputs: it has to return a list, with one new buffer for each. This is a fault of the "
+        f"{kind.__module__}.{kind.__qualname__}.launch returned {given} for a program of {count} "
+        f"outputs: it must return a list with one new buffer for each. This is a fault of the "
         f"backend, not of your program: see ltc/backends/interface.py."
     )
 
@@ -67,7 +80,7 @@ def _told(found: OutOfMemory, error: BaseException, device: int, culprit: str) -
     told = OutOfMemory(
         f"ltc:{device} out of memory. Tried to allocate {asked}; its tensors hold "
         f"{account_of(device).bytes} bytes.{culprit} Smaller batches need less, and so do fewer "
-        f"steps at a time (LTC_MAX_IN_FLIGHT=1); see which tensors are still held.",
+        f"steps at a time (LTC_MAX_IN_FLIGHT=1). torch.ltc.memory_snapshot() lists what is held.",
         found.nbytes,
     )
     told.__cause__ = error

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.physical_dtype import physical
 from ltc.support.bounded_table import BoundedTable
+from ltc.support.observation import spans
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.tracebacks import another, users_part
 
@@ -35,7 +35,7 @@ _input_keys: BoundedTable[tuple[Any, ...], BufferKey] = BoundedTable("InputTypes
 
 
 def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
-    """What a recorded path calls an input of this type: one object per type, told by identity.
+    """Return the key of an input of this type in recorded paths: one object per type.
 
     Its last part is how many bytes of memory the input takes.
     """
@@ -47,9 +47,9 @@ def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
 
 
 def under_way(buffers: list[Buffer]) -> tuple[Sequence[Execution | None], list[Execution]]:
-    """Which launch decides what is in each buffer, where one still does; and these launches.
+    """Return the launch that still decides each buffer's value, and these launches.
 
-    They are not over, or over and have lost what they were to fill the buffer with.
+    They are not over, or over and have lost the value of the buffer.
     """
     known = {buffer.execution for buffer in buffers}
     needed = [e for e in known if e is not None and (not e.done or e.failure is not None)]
@@ -65,7 +65,7 @@ _NO_SOURCES: tuple[Execution | None, ...] = ()
 
 
 class Failure:
-    """An error on its way to whoever waits, and whether anybody has seen it."""
+    """An error on its way to a waiting caller, and whether it has been reported."""
 
     __slots__ = ("error", "_traceback", "_first", "_reported")
 
@@ -76,7 +76,7 @@ class Failure:
         self._reported = False
 
     def follows(self, first: Failure) -> None:
-        """Of several errors of one launch one is raised for it: they are seen together."""
+        """Report this error with `first`: of several errors of one launch, one is raised."""
         self._first = first
 
     @property
@@ -99,39 +99,52 @@ class Failure:
 _begins_to_wait = renewed_lock(globals(), "_begins_to_wait")
 
 
+class EndsLaunches(Protocol):
+    """The launches that a device has begun: see Executor."""
+
+    def end_until(self, execution: Execution) -> None:
+        """Block until this launch is over, and call its `finish`; any thread may ask."""
+
+
 class Execution:
     """One launch: over or not, and with what failure.
 
-    done         whether it is known to be over
-    failure      what its caller is told, where not all of it went well
-    come_to_end  where nobody says so unasked: blocks until it is over, or somebody will say so
+    Attributes:
+        done: True if it is known to be over.
+        failure: The error for its caller, if not all of it went well.
     """
 
-    __slots__ = ("_awaited", "done", "failure", "come_to_end", "_lost")
+    __slots__ = ("_awaited", "_on_device", "done", "failure", "_lost")
 
     def __init__(self) -> None:
         self._awaited: Any = None  # a lock that is held till the end; there once somebody waits
+        self._on_device: EndsLaunches | None = None
         self.done = False
-        self.come_to_end: Callable[[], None] | None = None
         self.failure: Failure | None = None
         self._lost: dict[int, Failure] | None = None
+
+    def begun(self, on_device: EndsLaunches) -> None:
+        """Note that a device has the launch, which ends when that is asked for; called once at most."""
+        self._on_device = on_device
+        if self._awaited is not None:  # in this order: see `_await_end`
+            self._awaited.release()
 
     def finish(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
     ) -> None:
-        """Called once, by whoever ran it.
+        """End the launch; called once, by its runner.
 
-        lost  of the buffers it was to fill, those that it has not, and why; None: all of them,
-              where there is a failure
+        Args:
+            lost: The buffers that it failed to fill, and why; None: all of them, if there is a
+                failure.
         """
         # By their ids, since they refer to this: who asks has in hand one that it was to fill,
         # and all of these were there at once.
         if lost is not None:
             self._lost = {id(buffer): why for buffer, why in lost.items()}
         self.failure = failure
-        self.come_to_end = None
         self.done = True
-        if self._awaited is not None:  # in this order: see `_await_end`
+        if self._awaited is not None and self._on_device is None:  # in this order: see `_await_end`
             self._awaited.release()
 
     def wait(self) -> None:
@@ -139,9 +152,6 @@ class Execution:
         if not self.done:
             began = spans.now()
             core_reservation.waits_for(self)
-            come_to_end = self.come_to_end
-            if come_to_end is not None:
-                come_to_end()
             self._await_end()
             if spans.timeline is not None:
                 spans.timeline.add("wait", "wait for values", began, spans.now())
@@ -152,13 +162,15 @@ class Execution:
                 awaited = threading.Lock()
                 awaited.acquire()
                 self._awaited = awaited
-        # behind `_awaited`: either this sees that it is over, or `finish` sees the lock
-        if not self.done:
+        # behind `_awaited`: either this sees that it is over or begun, or they see the lock
+        if not self.done and self._on_device is None:
             with self._awaited:  # passed on to the next waiter on leaving
                 pass
+        if not self.done and self._on_device is not None:
+            self._on_device.end_until(self)
 
     def failure_of(self, buffer: Buffer) -> Failure | None:
-        """Why a buffer that this launch was to fill, or to replace the value of, is not."""
+        """Return why this launch has not filled a buffer, or replaced its value; None if it has."""
         if self.failure is None or self._lost is None:
             return self.failure
         return self._lost.get(id(buffer))
@@ -186,12 +198,13 @@ _NO_BUFFERS: list[Buffer] = []  # never changed
 
 
 class Outputs:
-    """What a program fills at each launch.
+    """The outputs that a program fills at each launch.
 
-    types     (shape, dtype) of each
-    replaced  output position -> position of the input that it takes the place of, and whose memory
-              the program may write over
-    donated   positions of these inputs
+    Attributes:
+        types: (shape, dtype) of each.
+        replaced: Output position -> position of the input that it takes the place of, and whose
+            memory the program may write over.
+        donated: Positions of these inputs.
     """
 
     __slots__ = ("types", "replaced", "donated", "_kinds", "_new_bytes", "_new")
@@ -210,9 +223,11 @@ class Outputs:
         previous: Mapping[int, Buffer],
         execution: Execution,
     ) -> tuple[list[Buffer], list[Buffer]]:
-        """Those that a launch fills: where it may, the buffers of the inputs that it replaces.
+        """Return the buffers that a launch fills: where it may, those of the inputs that it
+        replaces.
 
-        Also those among them that keep the one before until it is certain that nothing failed.
+        Return also those among them that keep the one before until it is certain that nothing
+        failed.
         """
         account, new, shared = account_of(device), Buffer.__new__, False
         if self._new:
@@ -244,15 +259,16 @@ class Buffer:
 
     A step that replaces the value of a tensor leaves it in the same buffer, unless that is shared.
 
-    handle     what the backend made: memory it understands; None until a launch has filled it, and
-               once a launch that failed has written over it
-    key        its type, as recorded paths compare it
-    execution  the latest launch that fills it or replaces its value, over or not; None where a copy
-               from elsewhere filled it
-    shared     whether anything but one tensor may still read it: then it is not overwritten. Of one
-               that lies where another does, their Aliases
-    previous   the buffer this one replaces, kept until it is certain that nothing failed:
-               a parameter whose step failed keeps the value it had before
+    Attributes:
+        handle: The backend's own object for the memory; None until a launch has filled it, and once
+            a launch that failed has written over it.
+        key: Its type, as recorded paths compare it.
+        execution: The latest launch that fills it or replaces its value, over or not; None where a
+            copy from elsewhere filled it.
+        shared: True if anything but one tensor may still read it: then it is not overwritten. Of
+            one that lies where another does, their Aliases.
+        previous: The buffer this one replaces, kept until it is certain that nothing failed: a
+            parameter whose step failed keeps the value it had before.
     """
 
     __slots__ = ("handle", "key", "device", "execution", "shared", "previous", "account")
@@ -274,7 +290,7 @@ class Buffer:
 
     def __del__(self) -> None:
         account = self.account  # its `remove`, without the call: most buffers go with their step
-        account.bytes -= self.key[3]
+        account.in_buffers -= self.key[3]
         account.buffers -= 1
         account.freed += 1
         if self.shared.__class__ is Aliases:
@@ -290,21 +306,21 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Of memory that it takes."""
+        """Return the size of its memory."""
         return self.key[3]
 
     def failure(self) -> Failure | None:
-        """Why its latest launch has left it without the value it was to have."""
+        """Return why its latest launch has left it without its value; None if there is no failure."""
         execution = self.execution
         return None if execution is None else execution.failure_of(self)
 
     def is_undecided(self) -> bool:
-        """Whether its launch is not over, or has failed and nothing else is in its place."""
+        """Return True if its launch is not over, or has failed and no value has taken its place."""
         execution = self.execution
         return execution is not None and (not execution.done or self.is_lost())
 
     def is_lost(self) -> bool:
-        """Whether its latest launch has failed, and nobody was told that the old value stays."""
+        """Return True if its latest launch failed, and no caller was told that the old value stays."""
         failure = self.failure()
         return failure is not None and (self.handle is None or not failure.reported)
 
@@ -323,17 +339,17 @@ class Buffer:
             self.account.add(self.key[3])
 
     def write_on(self) -> None:
-        """It was filled in another way after `write_off`."""
+        """Account for the buffer again: it was filled in another way after `write_off`."""
         if self.account is OF_NOTHING:
             self.account.remove(self.key[3])
             self.account = account_of(self.device)
             self.account.add(self.key[3])
 
     def ready(self) -> Any:
-        """The handle, waited for.
+        """Wait for the buffer and return its handle.
 
-        Raises the error of the launch that was to fill it, where the old value is not in its place
-        or nobody was told yet that it is.
+        Raises the error of the launch that was to fill it, unless the old value is in its place and
+        a caller was told so.
         """
         execution = self.execution
         if execution is not None and (not execution.done or execution.failure is not None):

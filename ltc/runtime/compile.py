@@ -13,22 +13,17 @@ from weakref import ref
 from ltc.aten.call import Call, CallResult, Numbering, Scalar, parts_of_kind
 from ltc.aten.expansion import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interpreter.call_kernel import NotInterpretable
-from ltc.backends.interpreter.expanded_call import ExpandedCall
-from ltc.backends.interpreter.interpreted import InterpretedComputation
+from ltc.backends.interpreter.interpreted import InterpretedComputation, NotInterpretable
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.debug import metrics
-from ltc.debug.often import counting
-from ltc.ir.fingerprint import fingerprint
-from ltc.ir.graph import Graph, Origin
+from ltc.ir.graph import Graph, Origin, fingerprint
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
-from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.buffer import Buffer, Outputs
+from ltc.runtime.first_runs import FirstRuns, looks_inside, may_run_uncompiled
 from ltc.runtime.graph_compiler import (
     compile_and_keep,
     compiled_call,
@@ -36,28 +31,30 @@ from ltc.runtime.graph_compiler import (
 )
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
-from ltc.runtime.tiers import Tiers, begin_interpreted, looks_inside
 from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.finite import FiniteComputation
 from ltc.runtime.verification.verified import VerifiedComputation
+from ltc.support.observation import metrics, spans
+from ltc.support.observation.often import counting
 
 count_found = counting("CachedCompile")
 
 
 def _no_program() -> None:
-    """What a weak reference gives whose program was dropped: None."""
+    """Return None, like a weak reference to a dropped program."""
 
 
 @dataclass(slots=True, eq=False)
 class ProgramBinding:
-    """How a recording that ended in a certain way is run, once that is known.
+    """The program of a recording that ended at a certain entry, and the program's arguments.
 
-    key      of the program, in the cache: (fingerprint, settings, pairs of an output and the input
-             that it replaces, device that it is for or None: for every one)
-    inputs   positions in the recording of the buffers that the program is given, in its order
-    scalars  likewise of the scalars
-    outputs  of each of the recording's outputs, its position among those of the program
-    program  gives the program, or None where it is kept no longer
+    Attributes:
+        key: The program's key in the cache: (fingerprint, settings, pairs of an output and the
+        input that it replaces, its device or None for every device).
+        inputs: Positions in the recording of the program's buffers, in its order.
+        scalars: Positions in the recording of the program's scalars, in its order.
+        outputs: For each output of the recording its position among the program's outputs.
+        program: Returns the program, or None if it is no longer kept.
     """
 
     key: tuple[Any, ...]
@@ -67,19 +64,19 @@ class ProgramBinding:
     program: Callable[[], Program | None] = field(default=_no_program)
 
     def is_in_order(self, inputs: int, scalars: int, outputs: int) -> bool:
-        """Whether, of so many, the program is given and gives all in the recording's order."""
+        """Return True if the program takes and returns all of so many in the recording's order."""
         counts = inputs, scalars, outputs
         return (self.inputs, self.scalars, self.outputs) == tuple(map(_counted, counts))
 
     def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
-        """What the program is given of the recording's inputs."""
+        """Return the inputs of the program, out of the recording's."""
         return _picked(inputs, self.inputs)
 
     def given_scalars(self, scalars: list[Any]) -> list[Any]:
         return _picked(scalars, self.scalars)
 
     def recorded_outputs(self, outputs: list[Buffer]) -> list[Buffer]:
-        """What the program made, in the recording's order."""
+        """Return the outputs of the program, in the recording's order."""
         return _picked(outputs, self.outputs)
 
 
@@ -96,7 +93,7 @@ def _counted(count: int) -> tuple[int, ...]:
 
 
 def _positions(found: Iterable[int]) -> tuple[int, ...]:
-    """As a tuple: where they are all in order, the one that `_picked` knows them by."""
+    """Return the positions as a tuple; if they are in order, the one by which `_picked` knows that."""
     positions = tuple(found)
     counted = _counted(len(positions))
     return counted if positions == counted else positions
@@ -109,11 +106,12 @@ def program_for(
     device: int,
     replaced: dict[int, int],
 ) -> tuple[Program, ProgramBinding]:
-    """The program for a recording that ends with `outputs` alive.
+    """Return the program for a recording that ends with `outputs` alive.
 
-    known     what an earlier call returned for the same recording, or None
-    path      gives the recording's calls in recorded order; asked for only where needed
-    replaced  output position -> position in the recording of the input whose place it takes
+    Args:
+        known: The binding that an earlier call returned for the same recording, or None.
+        path: Gives the recording's calls in recorded order; asked for only where needed.
+        replaced: Output position -> position in the recording of the input whose place it takes.
     """
     calls = None
     if known is None or known.key[1] != settings_now():
@@ -132,9 +130,8 @@ def program_for(
 
     program, is_new = PROGRAMS.get(known.key, build)
     known.program = ref(program)
-    new = "UncachedCompile" if program.tiers is None else "InterpretedPrograms"
     if is_new:
-        metrics.count(new)
+        metrics.count("UncachedCompile" if program.first_runs is None else "UncompiledPrograms")
     else:
         count_found()
     return program, known
@@ -170,10 +167,11 @@ def binding_of(
     name: Callable[[list[int], Numbering], Any],
     device: int | None,
 ) -> ProgramBinding:
-    """How a recording of these calls, as `live_calls` gives them, is run.
+    """Return the binding by which a recording of these calls, as `live_calls` gives them, is run.
 
-    name    gives what names the program, of the order of its outputs and what it is given
-    device  that the program is for; None: for every one
+    Args:
+        name: Gives the program's name from the order of its outputs and its numbering.
+        device: The program's device; None: every device.
     """
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
@@ -203,7 +201,8 @@ def _output_order(
     order has begun every exchange before it waits for one.  Then comes what is new, newest first;
     then what takes an input's place, that of the last input first: its gradient is there first.
 
-    given  output -> the input that it takes the place of, as the program counts them
+    Args:
+        given: Output -> the input that it takes the place of, as the program counts them.
     """
     made = {call: position for position, call in enumerate(calls)}
 
@@ -218,9 +217,9 @@ def _output_order(
 
 
 def live_calls(path: list[Call], outputs: tuple[CallResult, ...]) -> list[Call]:
-    """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
+    """Return the calls of `path` that the outputs need: as recorded, but inputs where first used.
 
-    So neither the order in which a recording met its inputs nor a call that nobody needs shows.
+    So neither the order of a recording's inputs nor an unneeded call shows.
     """
     producers = _producers_of_needed(outputs)
     ordered: dict[Call, None] = {}
@@ -272,18 +271,18 @@ def _compile(
     def native() -> Any:
         return compile_and_keep(_record_name(key), traced(), device, donated)
 
-    tiers, computation = None, _recalled(key, calls)
-    if computation is None and not _is_looked_at(key) and begin_interpreted():
-        tiers = _interpreted(key, calls, outputs, numbering, device, traced, native)
-    if tiers is not None:
-        computation = tiers.interpreted
+    first_runs, computation = None, _recalled(key, calls)
+    if computation is None and not _is_looked_at(key) and may_run_uncompiled():
+        first_runs = _first_runs(key, calls, outputs, numbering, device, traced, native)
+    if first_runs is not None:
+        computation = first_runs.by_calls
     elif computation is None:
         computation = native()
     if _is_verified(key):
         computation = VerifiedComputation(computation, backend(), traced(), device, donated)
     if key[1][-1]:
         computation = FiniteComputation(computation, traced(), device, donated)
-    if tiers is None:
+    if first_runs is None:
         _note_compilation(started, len(calls))
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
@@ -298,7 +297,7 @@ def _compile(
         len(calls),
         exchanges,
         is_verified=_is_looked_at(key),
-        tiers=tiers,
+        first_runs=first_runs,
     )
 
 
@@ -310,7 +309,7 @@ def _note_compilation(started: int, calls: int) -> None:
         spans.timeline.add("compile", name, end - nanoseconds, end, {"calls": calls})
 
 
-def _interpreted(
+def _first_runs(
     key: tuple[Any, ...],
     calls: list[Call],
     outputs: Sequence[CallResult],
@@ -318,15 +317,14 @@ def _interpreted(
     device: int,
     traced: Callable[[], Graph],
     native: Callable[[], Any],
-) -> Tiers | None:
-    """What runs the calls until they are compiled; None where they have to be at once."""
+) -> FirstRuns | None:
+    """Return the runner of the calls until they are compiled; None if they must be compiled at
+    once.
+    """
     donated = frozenset(dict(key[2]).values())
-
-    expanded = functools.partial(
-        ExpandedCall, compile=functools.partial(compiled_call, device=device)
-    )
+    compile = functools.partial(compiled_call, device=device)
     try:
-        interpreted = InterpretedComputation(calls, outputs, numbering, donated, expanded)
+        interpreted = InterpretedComputation(calls, outputs, numbering, donated, compile)
     except NotInterpretable:
         return None
 
@@ -346,7 +344,7 @@ def _interpreted(
             )
         )
 
-    return Tiers(interpreted, compiled_later, begin_behind, calls)
+    return FirstRuns(interpreted, compiled_later, begin_behind, len(calls))
 
 
 def input_roles(
@@ -385,10 +383,12 @@ def _record_name(key: tuple[Any, ...]) -> str:
 
 
 def _is_verified(key: tuple[Any, ...]) -> bool:
-    """Whether its launches are judged; the reference has nothing to be judged by but itself."""
+    """Return True if its launches are judged; the reference could be judged only by itself."""
     return bool(key[1][-2]) and backend().name != EagerBackend.name
 
 
 def _is_looked_at(key: tuple[Any, ...]) -> bool:
-    """Whether the results of its launches are looked at: then it runs before its caller goes on."""
+    """Return True if the results of its launches are checked: then it runs before its caller goes
+    on.
+    """
     return bool(key[1][-1]) or _is_verified(key)

@@ -1,31 +1,74 @@
-"""Whose the processors are: the running program's, or also the thread's that records the next step.
+"""The owner of the processors: the running program, or also the thread that records the next step.
 
-A program has a thread for every processor. A thread that goes on recording beside it would be
-given the processor of one of them in the midst of a task, and the whole kernel would wait for that
-task. So for as long as recording usually takes, the program leaves one processor alone.
+A program has a thread for every processor. A thread that goes on recording beside it would be given
+the processor of one of them in the midst of a task, and the whole kernel would wait for that task.
+So for as long as recording usually takes, the program leaves one processor alone.
 
-Who reads the loss of every step records nothing beside its program: handing it over would only make
-three threads share two processors. It runs in the thread itself, but for one run now and then, which
-tells whether that still waits at once.
+A loop that reads the loss of every step records nothing beside its program: handing it over would
+only make three threads share two processors. It runs in the thread itself, but for one run now and
+then, which tells whether that still waits at once.
 
-The process that compiles behind has a processor too. A kernel with a thread for every processor would
-wait for the one whose place the compiler has taken, at each of its parts: 20 ms became a second.
+The process that compiles behind has a processor too. A kernel with a thread for every processor
+would wait for the one whose place the compiler has taken, at each of its parts: 20 ms became a
+second.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from ltc import config
-from ltc.backends.interface import LaunchQueue
 from ltc.runtime.transfers import capabilities
-from ltc.support.process import processors
+from ltc.support.process import processors, torch_libraries
 from ltc.support.process.fork_safe_lock import renewed_lock
-from ltc.support.process.kernel_threads import at_most
+
+# The number of threads that PyTorch's kernels may use in the calling thread, and in no other.
+# torch.set_num_threads counts for threads to come as well: one that begins while it is lower
+# keeps that.
+
+
+def at_most(threads: int, run: Callable[..., Result], *arguments: object) -> Result:
+    """Return the result of `run`, whose kernels use at most that many threads."""
+    openmp, mkl = _setters()
+    before = torch.get_num_threads()
+    if openmp is None or before <= threads:
+        return run(*arguments)
+    openmp(threads)
+    mkls = 0 if mkl is None else mkl(threads)
+    try:
+        return run(*arguments)
+    finally:
+        openmp(before)
+        if mkl is not None:
+            mkl(mkls)
+
+
+@functools.cache
+def _setters() -> tuple[Callable[[int], object] | None, Callable[[int], int] | None]:
+    """Return the setters of OpenMP, and of Intel's library for products; None for a missing one."""
+    return (
+        _function("libgomp", "omp_set_num_threads"),
+        _function("libtorch_cpu.", "MKL_Set_Num_Threads_Local"),
+    )
+
+
+def _function(library: str, name: str) -> Callable[[int], int] | None:
+    for one in torch_libraries.loaded(library):
+        found = getattr(one, name, None)
+        if found is not None:
+            found.argtypes, found.restype = [ctypes.c_int], ctypes.c_int
+            called: Callable[[int], int] = found
+            return called
+    return None
+
 
 Result = TypeVar("Result")
 
@@ -36,10 +79,11 @@ SOON = 4  # to wait within this part of a program's time is to record nothing be
 
 
 class Waits:
-    """Whether the runs of a program are waited for as soon as they are handed over.
+    """The record of waits for a program right after its launch.
 
-    in_a_row  how many were, up to the last one
-    here      how many have run in their caller for that reason
+    Attributes:
+        in_a_row: Number of latest runs in a row with such a wait.
+        here: Number of runs that ran in their caller for that reason.
     """
 
     __slots__ = ("here", "in_a_row")
@@ -48,7 +92,7 @@ class Waits:
         self.in_a_row = self.here = 0
 
     def are_expected(self) -> bool:
-        """Whether the run that now starts is to be its caller's."""
+        """Return True if the run that now starts is to be its caller's."""
         if self.in_a_row < WAITS_IN_A_ROW:
             return False
         self.here += 1
@@ -59,11 +103,13 @@ class Waits:
 
 
 class _Recording(threading.local):
-    """
-    since  CPU time of this thread when it went on recording
-    last   the launch that it handed over last
-    soon   until when a wait for that comes soon, in nanoseconds; None where it has waited since
-    waits  of the program that it handed over first since then
+    """The recording of the calling thread beside a launch.
+
+    Attributes:
+        since: CPU time of this thread when it continued to record.
+        last: The launch that it handed over last.
+        soon: The end of the time in which a wait counts as soon, in nanoseconds; None after a wait.
+        waits: The waits of the first program that it handed over since then.
     """
 
     since: int | None = None
@@ -78,10 +124,11 @@ _is_left = False  # whether programs may have been told to leave one
 
 
 def recording_goes_on(launch: Any, seconds: float, waits: Waits) -> None:
-    """The calling thread has handed a launch over, and records the next one beside it.
+    """Note that the calling thread has handed over a launch, and records the next one beside it.
 
-    seconds  that its program took the last time
-    waits    for the runs of that
+    Args:
+        seconds: The time that its program took the last time.
+        waits: The waits for runs of that program.
     """
     caller = _this_thread
     caller.since, caller.last = time.thread_time_ns(), launch
@@ -129,20 +176,11 @@ def leave_one() -> None:
         _is_left = True  # last: where a compiler ends meanwhile, the next wait gives it back
 
 
-def leave_one_after(queue: LaunchQueue) -> None:
-    """The thread that waits for the queue's next launch records beside the one after it.
-
-    Beside a compiler one is left already. The launch may be over after the compiler is: to leave it for
-    ever then, nobody would take back.
-    """
-    global _is_left
-    if _is_wanted() and not _compiling:
-        _is_left = True
-        queue.leave_processor_after_next(_usual)
-
-
 def _is_wanted() -> bool:
-    """Of many processors one is free for a thread in any case, and for another process seldom."""
+    """Return True if a processor is left free.
+
+    Of many processors one is free for a thread in any case, and for another process seldom.
+    """
     return bool(_compiling) or (processors.are_few() and config.value("LTC_RESERVE_CORE"))
 
 
@@ -171,7 +209,7 @@ def compiler_begins() -> None:
 
 
 def compiler_ends() -> None:
-    """Likewise, of one program; the last gives the processor back."""
+    """Note the end of one compilation; the last one gives the processor back."""
     global _compiling
     with _counting:
         if _compiling:
@@ -189,7 +227,9 @@ os.register_at_fork(after_in_child=_has_no_compiler)
 
 
 def beside_compiler(run: Callable[..., Result], *arguments: Any) -> Result:
-    """What `run` gives, where it runs PyTorch's kernels: they too leave the compiler a processor."""
+    """Return the result of `run`, which runs PyTorch's kernels: they too leave the compiler a
+    processor.
+    """
     if not _compiling:
         return run(*arguments)
     return at_most(max(processors.count() - 1, 1), run, *arguments)

@@ -1,4 +1,4 @@
-"""A graph cut where its backend cannot go on: those nodes run on the reference backend, counted.
+"""Primitives that a backend lacks: written in smaller ones, or cut out and run by the reference, counted.
 
 A node's stage is the number of changes of side on the way to it: even stages run on the backend,
 odd ones on the CPU.  Values cross by download and upload.
@@ -6,6 +6,7 @@ odd ones on the CPU.  Values cross by download and upload.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +15,73 @@ from typing import Any
 import torch
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface, Computation, ComputationCapabilities
-from ltc.debug import metrics
+from ltc.backends.interface import (
+    BackendCapabilities,
+    BackendImplInterface,
+    ComputationCapabilities,
+)  # fmt: skip
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node, make
+from ltc.ir.ops import Op
+from ltc.passes.smaller_primitives import in_smaller_primitives
 from ltc.runtime.backend_errors import buffers_of
+from ltc.runtime.replicated import ReplicatedComputation
+from ltc.support.observation import metrics
 
 _GIVEN = frozenset({ops.INPUT, ops.SCALAR})  # both sides have them
 _REFERENCE = EagerBackend()
 
 
 def runs_on(backend: BackendImplInterface, node: Node) -> bool:
-    """Whether the backend itself runs this node; what the launch is given needs no running."""
+    """Return True if the backend itself runs this node; the launch's inputs need no running."""
     return node.op in _GIVEN or backend.lowering.supports(node)
 
 
 def compiled(
     backend: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
 ) -> Any:
-    """A Computation: the backend's own, or in segments where it cannot run every node."""
-    if all(runs_on(backend, node) for node in schedule(*graph.outputs)):
-        return backend.compile(graph, device, donated)
-    return compile_in_segments(backend, graph, device)
+    """A Computation: the backend's own, or in segments where it cannot run every node.
+
+    What it lacks is written in smaller primitives first, as far as there are formulas.
+    """
+    if not _runs_all(backend, graph):
+        graph = in_smaller_primitives(graph, lambda node: not runs_on(backend, node))
+        if not _runs_all(backend, graph):
+            return _together(backend, graph, device, donated) or compile_in_segments(
+                backend, graph, device
+            )
+    return backend.compile(graph, device, donated)
+
+
+def _runs_all(
+    backend: BackendImplInterface, graph: Graph, except_for: frozenset[Op] = frozenset()
+) -> bool:
+    nodes = [node for node in schedule(*graph.outputs) if node.op not in except_for]
+    return all(runs_on(backend, node) for node in nodes) and all(
+        backend.lowering.takes(node) for node in graph.inputs
+    )
+
+
+_EXCHANGES = frozenset({ops.COLLECTIVE_START, ops.COLLECTIVE_WAIT})
+
+
+def _together(
+    backend: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
+) -> ReplicatedComputation | None:
+    """The program of all replicas, if exchanges are all that the backend lacks, and it offers that."""
+    together = BackendCapabilities.of(backend).together
+    if together is None or not _runs_all(backend, graph, _EXCHANGES):
+        return None
+    computation = together(graph, donated)
+    if computation is None:
+        return None
+    name = hashlib.sha256(f"{graph} {sorted(donated)}".encode()).digest()[:16]
+
+    def over_host() -> SegmentedComputation:
+        return compile_in_segments(backend, graph, device)
+
+    return ReplicatedComputation(computation, name, over_host, _aliased(graph))
 
 
 def compile_in_segments(
@@ -59,7 +104,7 @@ def compile_in_segments(
         _segment(backend, graph, device, by_stage[number], needed, on_cpu=number % 2 == 1)
         for number in sorted(by_stage)
     ]
-    return SegmentedComputation(backend.computation, segments, graph, device)
+    return SegmentedComputation(backend, segments, graph, device)
 
 
 def _stages(backend: BackendImplInterface, order: list[Node]) -> dict[Node, int]:
@@ -79,7 +124,7 @@ def _stages(backend: BackendImplInterface, order: list[Node]) -> dict[Node, int]
 def _needed_later(
     order: Sequence[Node], stage: dict[Node, int], outputs: Sequence[Node]
 ) -> set[Node]:
-    """Nodes whose value leaves the stage that computes it."""
+    """Return the nodes whose value leaves the stage that computes it."""
     needed = {node for node in outputs if node.op not in _GIVEN}
     for node in order:
         needed.update(n for n in node.inputs if n.op not in _GIVEN and stage[n] != stage[node])
@@ -90,8 +135,9 @@ def _needed_later(
 class Segment:
     """Nodes of one stage, compiled.
 
-    inputs   the nodes it is given, as buffers
-    results  the nodes it gives
+    Attributes:
+        inputs: The nodes it is given, as buffers.
+        results: The nodes it gives.
     """
 
     computation: Any
@@ -133,22 +179,27 @@ def _segment(
     return Segment(side.compile(part, device, frozenset()), on_cpu, tuple(inputs), results)
 
 
+def _aliased(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Positions of outputs that are one value."""
+    places: dict[Node, list[int]] = defaultdict(list)
+    for position, node in enumerate(graph.outputs):
+        places[node].append(position)
+    return tuple(tuple(found) for found in places.values() if len(found) > 1)
+
+
 class SegmentedComputation:
     """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
 
     def __init__(
-        self, computation: type[Computation], segments: list[Segment], graph: Graph, device: int
+        self, backend: BackendImplInterface, segments: list[Segment], graph: Graph, device: int
     ) -> None:
+        computation = backend.computation
         self.computation, self.segments, self.graph = computation, segments, graph
-        self.device = device
+        self.device, self._copy = device, BackendCapabilities.of(backend).copy
         self.upload, self.download = computation.upload, computation.download
         self.wait = computation.wait
-        places: dict[Node, list[int]] = defaultdict(list)
-        for position, node in enumerate(graph.outputs):
-            places[node].append(position)
-        aliased = tuple(tuple(found) for found in places.values() if len(found) > 1)
-        self.capabilities = ComputationCapabilities(aliased)
-        self._given_back = [node for node in graph.inputs if node in places]
+        self.capabilities = ComputationCapabilities(_aliased(graph))
+        self._given_back = list(set(graph.inputs) & set(graph.outputs))
 
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         on_device: dict[Node, Any] = {
@@ -179,6 +230,8 @@ class SegmentedComputation:
     def _copied(self, value: Any, on_cpu: bool) -> Any:
         if on_cpu:
             return value.clone()
+        if self._copy is not None:
+            return self._copy(value)
         return self.upload(self.download(value).clone(), self.device)
 
     def _value(

@@ -1,4 +1,4 @@
-"""What tensors are kept as in device memory, which LTC_USE_BF16 makes narrower than they appear."""
+"""The dtypes of tensors in device memory, which LTC_USE_BF16 makes narrower than they appear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept_as() -> dict[torch.dtype, torch.dtype]:
 
 
 def physical(dtype: torch.dtype) -> torch.dtype:
-    """What a tensor reported as `dtype` is in device memory."""
+    """Return the dtype in device memory of a tensor reported as `dtype`."""
     kept = _read() if _kept_as is None else _kept_as
     return kept.get(dtype, dtype) if kept else dtype
 
@@ -48,8 +48,8 @@ def _read() -> dict[torch.dtype, torch.dtype]:
             if found:
                 changes = ", ".join(f"{_name(a)} as {_name(b)}" for a, b in found.items())
                 _log.warning(
-                    "%s=1: ltc devices keep %s, compute in float32, and report the dtype you asked "
-                    "for; ltc.physical_dtype(tensor) tells",
+                    "%s=1: ltc devices keep %s, compute in float32, and report the requested dtype; "
+                    "ltc.physical_dtype(tensor) returns the kept one",
                     chosen[0],
                     changes,
                 )

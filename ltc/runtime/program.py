@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
+from ltc import config
+from ltc.backends.capabilities import ComputationCapabilities, LaunchToken, TimedLaunches
 from ltc.backends.collective_runner import abort, running_as
-from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
-from ltc.debug import metrics
-from ltc.debug.often import Often
+from ltc.explaining import faults
 from ltc.explaining.explanation import Explanation
-from ltc.runtime.backend_errors import buffers_of, in_a_launch
+from ltc.runtime.account import account_of
+from ltc.runtime.backend_errors import buffers_of, in_a_launch, note_step
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, Outputs, under_way
 from ltc.runtime.core_reservation import Waits
 from ltc.runtime.executor import SHORT_CALL_SECONDS, SHORT_SECONDS, Executor, executor_of
+from ltc.runtime.first_runs import FirstRuns
 from ltc.runtime.salvage import salvage
-from ltc.runtime.tiers import Tiers
-from ltc.runtime.timing import profiled_launch
-from ltc.runtime.timing.profiled_launch import ProfiledLaunch
-from ltc.runtime.transfers import copy_of
-from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
+from ltc.runtime.transfers import capabilities, copy_of
+from ltc.support.observation import metrics, spans
+from ltc.support.observation.often import Often
+from ltc.support.torch_private import is_profiled, record_region
 
 _LAUNCHES = Often((), (("TensorsGraphSize", "value"), ("DeviceLockWait", "time")))
 _RUNS = Often((), (("ExecuteTime", "time"),))
@@ -29,11 +32,12 @@ _RUNS = Often((), (("ExecuteTime", "time"),))
 
 @dataclass(frozen=True)
 class InputRole:
-    """What an input of a program is to the step that recorded it.
+    """The role of a program's input in the step that recorded it.
 
-    kind      "state" (replaced by the program), "data", "scalar" or "seed"
-    position  index in the launch's buffers, or slot in its scalars
-    origin    where it comes from: a scalar's argument name, a user's line
+    Attributes:
+        kind: "state" (replaced by the program), "data", "scalar" or "seed".
+        position: Index in the launch's buffers, or slot in its scalars.
+        origin: Its source: a scalar's argument name, a user's line.
     """
 
     kind: str
@@ -45,17 +49,18 @@ class InputRole:
 class Program:
     """One executable.
 
-    computation  what the backend compiled
-    outputs      what it fills
-    roles_of     tells the role of every input and scalar
-    graph_of     makes the graph it was compiled from anew: kept, it would outweigh the rest
-    calls        how many recorded calls it runs
-    exchanges    whether it takes part in collectives: then it runs behind its caller, who may have
-                 to start the program of another replica
-    is_verified  whether its launches are judged: then it runs before its caller goes on
-    tiers        what it is run by until it is compiled; None once it is
-    why          why there is such a program; None until the recording that needed it has told
-    waits        whether its runs are waited for at once: then they are their caller's
+    Attributes:
+        computation: The object that the backend compiled.
+        outputs: The outputs that it fills.
+        roles_of: Tells the role of every input and scalar.
+        graph_of: Makes the graph it was compiled from anew: kept, it would outweigh the rest.
+        calls: Number of recorded calls that it runs.
+        exchanges: True if it takes part in collectives. Then it runs in another thread than its
+        caller, which may have to start the program of another replica.
+        is_verified: True if its launches are verified: then it runs before its caller continues.
+        first_runs: Its runner until it is compiled; None once it is.
+        why: The reason for the program; None until its recording has given one.
+        waits: True if its runs are waited for at once: then they are their caller's.
     """
 
     computation: Any
@@ -65,7 +70,7 @@ class Program:
     calls: int = 0
     exchanges: bool = False
     is_verified: bool = False
-    tiers: Tiers | None = None
+    first_runs: FirstRuns | None = None
     why: Explanation | None = None
     waits: Waits = field(default_factory=Waits)
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
@@ -80,12 +85,22 @@ class Program:
     def donated(self) -> frozenset[int]:
         return self.outputs.donated
 
+    @property
+    def is_ready(self) -> bool:
+        """True if a launch runs compiled code."""
+        return self.first_runs is None or self.first_runs.is_ready
+
+    def ask(self) -> None:
+        """Have it compiled, if it is not."""
+        if self.first_runs is not None:
+            self.first_runs.ask()
+
     def _chosen(self) -> tuple[Any, ComputationCapabilities]:
-        """What is to run it now, and what that can do; launches under way keep theirs."""
-        if self.tiers is not None:
-            computation, is_native = self.tiers.chosen(self.last_use)
+        """Return the computation to run now, and its capabilities; launches under way keep theirs."""
+        if self.first_runs is not None:
+            computation, is_native = self.first_runs.chosen()
             if is_native:
-                self.computation, self.tiers, self._known = computation, None, None
+                self.computation, self.first_runs, self._known = computation, None, None
         known = self._known
         if known is None:
             computation = self.computation
@@ -102,10 +117,12 @@ class Program:
     ) -> list[Buffer]:
         """Start the program, for which the caller has waited for room; it may run behind it.
 
-        previous  output position -> the buffer whose place it takes if the program ends well, where
-                  that is no input
-        replica   whose collectives it takes part in
         An error is that of the launch that the outputs name, and the executor knows of it.
+
+        Args:
+            previous: Output position -> the buffer whose place it takes if the program ends well,
+                where that is no input.
+            replica: The replica in whose collectives it takes part.
         """
         chosen = self._chosen()
         executor = executor_of(device)
@@ -114,14 +131,12 @@ class Program:
         outputs, replacing = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
-        # A list of its own: what this one holds is not gone, though no tensor has it yet.
-        given = list(outputs)
         work = _Work(
-            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given,
+            self, chosen, executor, execution, sources, dependencies, inputs, scalars, outputs,
             replacing, replica,
         )  # fmt: skip
-        if profiled_launch.is_wanted():
-            work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
+        if is_wanted():
+            work.profiled = of(self, chosen, executor, inputs, outputs)
         short = SHORT_SECONDS + SHORT_CALL_SECONDS * chosen[1].python_calls
         is_long = self.seconds > short and not self.is_verified
         is_behind = is_long and not work.is_inline and not self.waits.are_expected()
@@ -149,8 +164,7 @@ class _Work:
         "replacing",
         "replica",
         "profiled",
-        "_launch",
-        "_handles_before",
+        "marks",
     )
 
     def __init__(
@@ -167,11 +181,13 @@ class _Work:
         replacing: list[Buffer],
         replica: Any,
     ) -> None:
-        """
-        chosen        what runs it, with what that can do
-        sources       of each input the launch that fills it, where that may not have ended well
-        dependencies  these launches; where there are none, nobody looks at `sources`
-        replacing     of the outputs those that have a `previous`
+        """Prepare the run.
+
+        Args:
+            chosen: The computation to run, and its capabilities.
+            sources: For each input the launch that fills it, if that may not have ended well.
+            dependencies: These launches; if there are none, `sources` is not read.
+            replacing: The outputs that have a `previous`.
         """
         self.program, self.executor, self.execution = program, executor, execution
         self.computation, self.capabilities = chosen
@@ -179,28 +195,57 @@ class _Work:
         self.inputs, self.scalars = inputs, scalars
         self.outputs, self.replacing, self.replica = outputs, replacing, replica
         self.profiled: ProfiledLaunch | None = None
-        self._launch: Launch | None = None  # while it is queued
-        self._handles_before: list[Any] = []  # of its outputs, before it was
+        self.marks = executor.marks
 
     def __call__(self) -> None:
-        if self.dependencies and (lost := self._lost_inputs()):
-            self._go_without(lost)
-            return
+        if self.dependencies:
+            undecided = [execution for execution in self.dependencies if not execution.done]
+            if lost := self._lost_inputs():
+                self._go_without(lost)
+                return
+            self.dependencies = undecided
         try:
             if self.program.exchanges:
                 with running_as(self.replica):
-                    self._run()
+                    token = self._run()
             else:
-                self._run()
+                token = self._run()
         except BaseException as error:
             self._fail(error)
-        else:
-            self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
-            self.execution.finish()
+            return
+        self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
+        if token is not None:
+            self.executor.begun(self, token)
+            return
+        self._end_well()
+
+    def end_on_device(self, error: Exception | None) -> None:
+        """End the execution of a launch that the device is done with.
+
+        Nothing of a failed one is run again: its inputs are gone. Nor has a launch a value that
+        began before an earlier one failed, whose values it read.
+        """
+        cause = next((e.failure for e in self.dependencies if e.failure is not None), None)
+        if cause is None:
+            if error is None:
+                self._end_well()
+                return
+            cause = Failure(in_a_launch(error, self.executor.device, self.program.graph_of))
+        for buffer in self.outputs:
+            if buffer.execution is self.execution:  # a later launch has the others
+                buffer.handle = None
+        replaced = [o for o in self.program.replaced if self.outputs[o].previous is None]
+        self._note_lost(cause.error, replaced)
+        self._end_with([cause] * len(self.outputs))
+
+    def _end_well(self) -> None:
+        for buffer in self.replacing:
+            buffer.previous = None  # no tensor goes back to that value
+        self.execution.finish()
 
     @property
     def is_inline(self) -> bool:
-        """Whether whoever profiles wants it in the thread that asks for it."""
+        """Return True if a profiler wants the run in the thread that asks for it."""
         return self.profiled is not None and self.profiled.is_inline
 
     def _end(
@@ -214,8 +259,6 @@ class _Work:
         for buffer in self.outputs:
             buffer.handle = buffer.previous = None
 
-    # --- in a queue
-
     @property
     def usual_seconds(self) -> float:
         return self.program.seconds
@@ -224,101 +267,30 @@ class _Work:
     def waits(self) -> Waits:
         return self.program.waits
 
-    @property
-    def needs_python(self) -> bool:
-        return self.capabilities.prepared is None or self.program.exchanges
-
-    def launch_for(self, queue: LaunchQueue, queued: Sequence[_Work]) -> Launch | None:
-        """What the queue is to run; None where this work needs Python.
-
-        queued  the works there: where one fails, this will not run
-        """
-        prepared: Any = self.capabilities.prepared
-        within = {work.execution for work in queued}
-        if not all([e in within or (e.done and e.failure is None) for e in self.dependencies]):
-            return None  # what is not queued may have ended well since it was looked up
-        if any([self.inputs[position].shared for position in self.program.outputs.donated]):
-            return None  # they are copied first
-        try:
-            handles, lent = [b.handle for b in self.inputs], self._lent_by(queued)
-            if self.profiled is not None:
-                prepared = self.profiled.prepared
-            self._launch = prepared(handles, self.scalars, queue, lent)
-        except Exception:
-            return None  # it is raised again, where the error is this work's
-        if self._launch is not None:
-            self._handles_before = [buffer.handle for buffer in self.outputs]
-            for buffer, handle in zip(self.outputs, self._launch.outputs, strict=True):
-                buffer.handle = handle
-        return self._launch
-
-    def _lent_by(self, queued: Sequence[_Work]) -> dict[int, Any]:
-        """Memory for outputs: of the run before, where these are gone when it has filled them."""
-        if not queued or queued[-1].program is not self.program:
-            return {}
-        outputs = queued[-1].outputs
-        return {
-            position: outputs[position].handle
-            for position, count in enumerate(reference_counts(outputs))
-            if count == IN_ONE_LIST and position not in self.program.replaced
-        }
-
-    def leave_queue(self) -> None:
-        """It has not run there; those behind it have left."""
-        if self._launch is not None:
-            self._launch.end()
-        self._launch = None
-        for buffer, handle in zip(self.outputs, self._handles_before, strict=True):
-            buffer.handle = handle
-        self._handles_before = []
-
-    def end_well(self, nanoseconds: int) -> None:
-        """The queue has run it; said again where it was interrupted."""
-        launch, self._launch = self._launch, None
-        if launch is not None:
-            launch.end()
-        self._handles_before = []
-        self._forget_previous()
-        self._note_time(nanoseconds)
-        if self.profiled is not None:
-            self.profiled.was_queued(nanoseconds, self.executor.thread)
-        self._end(None)
-
-    def end_badly(self, failed: int) -> None:
-        """It has failed in the queue, which calls the reason by that number."""
-        assert self._launch is not None
-        error = self._launch.error(failed)
-        self.leave_queue()
-        self._fail(error)
-
-    # --- here
-
-    def _run(self) -> None:
+    def _run(self) -> LaunchToken | None:
+        """Fill the outputs; return the token of a launch that the device has only begun."""
         inputs, outputs = self.inputs, self.outputs
         handles = [buffer.handle for buffer in inputs]
         for position in self.program.outputs.donated:
             if inputs[position].shared:
                 handles[position] = copy_of(handles[position], self.executor.device)
+        begin = self.capabilities.begin if self.profiled is None else None
+        results: Any
+        token = None
         started = time.perf_counter_ns()
-        computation = self.computation if self.profiled is None else self.profiled
-        results = computation.launch(handles, self.scalars)
+        if begin is not None:
+            results, token = begin(handles, self.scalars)
+        else:
+            computation = self.computation if self.profiled is None else self.profiled
+            results = computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
         if results.__class__ is not list or len(results) != len(outputs):
             results = buffers_of(results, self.computation, len(outputs))
         for buffer, handle in zip(outputs, results):  # as many: looked at just now
             buffer.handle = handle
-        if self.replacing:
-            self._forget_previous()
-        self._note_time(elapsed)
-
-    def _forget_previous(self) -> None:
-        """All went well: no tensor goes back to what it was."""
-        for buffer in self.replacing:
-            buffer.previous = None
-
-    def _note_time(self, nanoseconds: int) -> None:
-        self.program.seconds = nanoseconds * 1e-9
-        _RUNS.happened(nanoseconds)
+        self.program.seconds = elapsed * 1e-9
+        _RUNS.happened(elapsed)
+        return token
 
     # --- where not all of it goes well
 
@@ -334,9 +306,13 @@ class _Work:
         return {position: failure for position, failure in found.items() if failure is not None}
 
     def _fail(self, error: BaseException) -> None:
-        """It has raised: what does not need what failed is computed nevertheless."""
+        """Handle the error of the run: outputs that do not depend on the failed part are still
+        computed.
+        """
         for buffer in self.outputs:
             buffer.write_off()  # first: what is said of memory does not count what is not there
+        for position, handle in getattr(error, "restored", {}).items():
+            self.inputs[position].handle = handle
         error = in_a_launch(error, self.executor.device, self.program.graph_of)
         overwritten = getattr(error, "overwritten", ())
         self._note_overwritten(error, overwritten)
@@ -367,22 +343,27 @@ class _Work:
             return salvage(
                 self.program.graph_of(), computation, handles, self.scalars, device, lost
             )
-        except Exception:  # a graph that cannot be made again
+        except Exception as fault:  # of a graph that cannot be made again
             metrics.count("SalvageFailed")
-            return None
+            faults.keep(fault, "the second run of a failed program")
+            return [Failure(fault)] * len(self.outputs) if config.value("LTC_CHECK") else None
         except BaseException as error:  # an interrupt
             return [Failure(error)] * len(self.outputs)
 
     def _note_overwritten(self, error: BaseException, positions: Sequence[int]) -> None:
-        """What is there no more: a launch that fails late may have written over its inputs."""
-        written = []
-        for output, position in self.program.replaced.items():
-            if position in positions:
-                buffer = self.outputs[output]
-                buffer.handle = buffer.previous = None
-                written.append(f"{list(buffer.shape)} {buffer.dtype}")
-        if written:
-            error.add_note(f"written to before it failed, and lost: {', '.join(written)}")
+        """Note the lost inputs: a launch that fails late may have written over them."""
+        replaced = self.program.replaced
+        written = [output for output, position in replaced.items() if position in positions]
+        for output in written:
+            self.outputs[output].handle = self.outputs[output].previous = None
+        self._note_lost(error, written)
+
+    def _note_lost(self, error: BaseException, outputs: Sequence[int]) -> None:
+        """Add the types of outputs whose old values are gone as well."""
+        lost = [self.outputs[output] for output in outputs]
+        if lost:
+            types = ", ".join(f"{list(buffer.shape)} {buffer.dtype}" for buffer in lost)
+            error.add_note(f"lost, since the program wrote to it before it failed: {types}")
 
     def _end_with(self, results: list[Any]) -> None:
         """The outputs get their handles, or their failures."""
@@ -395,5 +376,103 @@ class _Work:
                 buffer.write_on()
         told = list(dict.fromkeys(failure.first for failure in lost.values()))
         for failure in told:
+            note_step(failure.error, self.marks)
             self.executor.note_failure(failure)
         self._end(told[0] if told else None, lost)
+
+
+# A launch that is looked at: by ltc.profile, which keeps its times, or by torch's profiler. The
+# latter is shown a span for the launch and one for each kernel. As it sees the calling thread
+# alone, the program runs there, one kernel at a time.
+
+_timed: weakref.WeakKeyDictionary[Any, TimedLaunches | None] = weakref.WeakKeyDictionary()
+
+
+def is_wanted() -> bool:
+    """Return True if a profiler records launches now."""
+    return spans.timeline is not None or is_profiled()
+
+
+def of(
+    program: Any,
+    chosen: tuple[Any, ComputationCapabilities],
+    executor: Executor,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+) -> ProfiledLaunch:
+    """Return the launch of a program under a profiler.
+
+    Args:
+        chosen: The computation to run, and its capabilities.
+    """
+    computation, own = chosen
+    timed, launch, timeline = _timed_of(computation, own), None, spans.timeline
+    if timeline is not None:
+        device = executor.device
+        held = account_of(device).bytes + (0 if timed is None else timed.block_bytes)
+        launch = timeline.ask(program, timed, device, held, inputs, outputs)
+        launch.tier = "native" if program.first_runs is None else "interpreted"
+    if is_profiled():
+        executor.wait()  # then it runs here
+        return _ShownToTorch(program, computation, timed, launch)
+    return ProfiledLaunch(program, computation, timed, launch)
+
+
+class ProfiledLaunch:
+    """In place of a computation: launches it, and tells when it ran.
+
+    Attributes:
+        is_inline: True if it has to run in the thread that asks for it.
+    """
+
+    is_inline = False
+
+    def __init__(
+        self, program: Any, computation: Any, timed: TimedLaunches | None, launch: Any
+    ) -> None:
+        """Prepare one launch.
+
+        Args:
+            timed: The same computation, with times for its kernels.
+            launch: A spans.LaunchRecord, or None if no profile is open.
+        """
+        self._program, self._computation = program, computation
+        self._timed, self._launch = timed, launch
+        self._told: Callable[[bytes], object] = bytes if launch is None else launch.told
+
+    def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        begin = spans.now()
+        try:
+            return self._launched(buffers, scalars)
+        finally:
+            if self._launch is not None:
+                self._launch.ran(begin, spans.now(), get_ident())
+
+    def _launched(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        made: list[Any]
+        if self._timed is None:
+            made = self._computation.launch(buffers, scalars)
+        else:
+            made = self._timed.launch_timed(buffers, scalars, self._told)
+        return made
+
+
+class _ShownToTorch(ProfiledLaunch):
+    is_inline = True
+
+    def _launched(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        program, launch = self._program, self._computation.launch
+        if self._timed is not None:
+            launch = self._timed.shown(program.graph_of, program.donated, record_region)
+        with record_region(f"ltc::launch of {program.calls} calls"):
+            made: list[Any] = launch(buffers, scalars)
+        return made
+
+
+def _timed_of(computation: Any, own: ComputationCapabilities) -> TimedLaunches | None:
+    if own.timed is not None:
+        return own.timed
+    if computation not in _timed:
+        make = capabilities().timed
+        _timed[computation] = make(computation) if make is not None else None
+    return _timed[computation]

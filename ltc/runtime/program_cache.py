@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Hashable
 
 from ltc import config
-from ltc.debug import metrics
 from ltc.runtime.program import Program
+from ltc.support.observation import metrics
 
 _uses = itertools.count(1)
 

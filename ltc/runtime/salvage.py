@@ -1,7 +1,7 @@
-"""What a program that failed can give all the same: every output that needs nothing that failed.
+"""The outputs that a failed program can still give: those that depend on no failed node.
 
 Its graph is run once more from the same inputs, which are as they were: node by node on the
-reference, since any node may fail, and what needs one that did is left out.
+reference, since any node may fail. A node that needs a failed one is left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import Computation
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
 from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Failure
+from ltc.support.observation import metrics
 
 
 def salvage(
@@ -31,10 +31,11 @@ def salvage(
     device: int,
     lost: Mapping[int, Failure],
 ) -> list[Any]:
-    """For each output a buffer of its own, or the Failure of the first node it needs that failed.
+    """Return for each output a buffer of its own, or the Failure of the first failed node it needs.
 
-    computation  how buffers become CPU tensors, and these buffers
-    lost         positions of the inputs that are not there, and why
+    Args:
+        computation: Converts buffers to CPU tensors and back.
+        lost: Positions of the missing inputs -> the reason.
     """
     run = _Run(graph, computation, handles, scalars, device, lost)
     with PlainDispatch():
@@ -71,7 +72,7 @@ class _Run:
         self._new: list[tuple[tuple[Any, ...], Failure]] = []
 
     def possible_outputs(self) -> list[Node]:
-        """Those that need no input that is lost; the others get their reason."""
+        """Return the outputs that need no lost input; the others get their reason."""
         for node in schedule(*self._graph.outputs):
             self._hand_on_reason(node)
         return [node for node in self._graph.outputs if node not in self._reasons]
@@ -98,7 +99,7 @@ class _Run:
         return self._reasons[node][1]
 
     def tell_first(self) -> None:
-        """Of all that failed here, the first is told."""
+        """Report the first of the failures found here; the others follow it."""
         if self._new:
             _, first = min(self._new, key=_rank)
             for _, other in self._new:

@@ -1,1 +1,1 @@
-"""Leaves that know nothing of tensors on devices: locks, files, channels, nested data."""
+"""Leaves that know nothing of tensors on devices: locks, files, channels, nested data, counters."""

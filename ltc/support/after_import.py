@@ -14,10 +14,11 @@ from typing import Any
 def after_import(name: str, act: Callable[[], None]) -> None:
     """Call `act` when the module of that name has been imported: now, where it is already.
 
-    >>> told = []
-    >>> after_import("sys", lambda: told.append("it is there"))
-    >>> told
-    ['it is there']
+    Example:
+        >>> told = []
+        >>> after_import("sys", lambda: told.append("it is there"))
+        >>> told
+        ['it is there']
     """
     if name in sys.modules:
         act()

@@ -29,7 +29,10 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     A reader of `path` sees the old content or the new, never part of either, also after a crash of
     the machine. A link is followed; the file it replaces passes its permissions on. A device or a
     pipe, such as /dev/null or /dev/stdout, is written to as it is: no file may take its place.
-    Raises OSError where the old content is still there, FolderNotSynced where the new one is.
+
+    Raises:
+        OSError: If the old content is still there.
+        FolderNotSynced: If the new one is.
     """
     if _holds_no_content(path):
         with open(path, "wb") as stream:
@@ -42,9 +45,9 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())  # a rename may reach the disk before the bytes it names
-        if path.exists():
-            os.chmod(beside, path.stat().st_mode & 0o7777)
-        os.replace(beside, path)
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(beside, os.stat(path).st_mode & 0o7777)
+            os.replace(beside, path)  # before the lock goes: without it, it counts as abandoned
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -106,7 +109,7 @@ def _is_held(file: BinaryIO, path: Path) -> bool:
 
 
 def _holds_no_content(path: str | os.PathLike) -> bool:
-    """Whether something is there that is neither a file nor a folder."""
+    """Return True if something is there that is neither a file nor a folder."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable
 from typing import TypeVar
 
-from ltc.debug import metrics
+from ltc.support.observation import metrics
 from ltc.support.process.fork_safe_lock import renewed_lock
 
 Key = TypeVar("Key", bound=Hashable)
@@ -17,10 +17,11 @@ _forgetting = renewed_lock(globals(), "_forgetting")
 class BoundedTable(dict[Key, Answer]):
     """A dictionary, of which the oldest half is forgotten when it is full.
 
-    name  counted, as Forgotten.<name>, for every answer that is forgotten
-    most  how many are kept
+    Reading costs as much as for any dictionary. Only `keep` enforces the bound.
 
-    Reading costs what it does of any dictionary. Only `keep` sees to the bound.
+    Args:
+        name: Counted, as Forgotten.<name>, for every answer that is forgotten.
+        most: The most answers that are kept.
     """
 
     def __init__(self, name: str, most: int) -> None:

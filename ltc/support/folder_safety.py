@@ -1,4 +1,4 @@
-"""Who may change a folder: whether another user could bring files there, or another folder."""
+"""A check of a folder: the ways in which another user could replace it, or bring files there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def danger(folder: Path) -> str | None:
-    """Why others may change what `folder` names, in words; None where only this user and root may.
+    """Return why others may change what `folder` names, in words; None if only this user and root
+    may.
 
-    Every folder on the way there counts, and every link, since whoever may rename one of them may
-    bring another. In a folder with the sticky bit, as /tmp is, users rename only what is theirs.
-    Raises OSError where there is no such folder.
+    Every folder on the path counts, and every link: a user with the right to rename one of them can
+    replace it. In a folder with the sticky bit, such as /tmp, users rename only their own files.
+
+    Raises:
+        OSError: If there is no such folder.
     """
     at, links = Path("/"), 0
     left = list(reversed(folder.absolute().parts[1:]))
@@ -44,7 +47,7 @@ def danger(folder: Path) -> str | None:
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Whether an open file is an ordinary one of this user's, and nobody else may write to it."""
+    """Return True if an open file is an ordinary one of this user's, and no other may write to it."""
     return (
         stat.S_ISREG(status.st_mode)
         and status.st_uid == os.geteuid()
@@ -53,13 +56,14 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def danger_of(path: Path, status: os.stat_result) -> str | None:
-    """Why others may change a folder itself, wherever it lies; None where they may not.
+    """Return the reason why others may change a folder itself; None if they may not.
 
-    path    what it is called
-    status  what the system says of it
+    Args:
+        path: The folder's name.
+        status: The folder's status, from os.stat.
     """
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(f"{path} is no folder")
+        raise NotADirectoryError(f"{path} is not a folder")
     if status.st_uid != os.geteuid():
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & _WRITABLE_BY_OTHERS:
@@ -69,20 +73,20 @@ def danger_of(path: Path, status: os.stat_result) -> str | None:
 
 def _of_parent(path: Path, status: os.stat_result) -> str | None:
     if status.st_uid not in _trusted():
-        return f"{path}, which leads there, belongs to user {status.st_uid}"
+        return f"{path}, a folder of its path, belongs to user {status.st_uid}"
     if status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
-        return f"others can write to {path}, which leads there"
+        return f"others can write to {path}, a folder of its path"
     return None
 
 
 @functools.cache
 def _trusted() -> frozenset[int]:
-    """Root and this user; and nobody, as whom a container without the host's users shows root."""
+    """Return root and this user; and `nobody`, if a container shows root of the host as that."""
     return frozenset({0, os.geteuid(), *_unmapped()})
 
 
 def _unmapped() -> list[int]:
-    """The user as whom this process sees all whom its user namespace leaves out."""
+    """Return the user that stands for all users outside this process's user namespace."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             all_are_mapped = sum(int(line.split()[2]) for line in file) >= 2**32 - 1

@@ -1,4 +1,4 @@
-"""Where ltc runs: said in one sentence at import, before something that is missing says it worse."""
+"""Check the system at import: one sentence, before a missing part causes a worse message."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _POSIX = "linux", "darwin"
 
 
 def require_known_system() -> None:
-    """Raises ImportError on a system or processor that ltc has no way for."""
+    """Raise ImportError on a system or processor that ltc does not support."""
     if sys.platform not in _POSIX:
         raise ImportError(
-            f"ltc runs on Linux and macOS, and this is {sys.platform}: it locks files, shares memory "
-            f"and forks as these do. On Windows, use it in WSL 2."
+            f"ltc runs on Linux and macOS, not on {sys.platform}: it needs their file locks, shared "
+            f"memory and fork. On Windows, use it in WSL 2."
         )
     if sys.byteorder != "little":
         raise ImportError(
-            "ltc runs on processors that store the lowest byte first, and this one does not: what it "
-            "shares between processes and threads is laid out for these."
+            "ltc runs on little-endian processors only, and this one is big-endian: the layout of the "
+            "memory that ltc shares between processes and threads depends on it."
         )

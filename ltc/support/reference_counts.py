@@ -1,8 +1,7 @@
-"""Who still holds an object, told by CPython's reference counts.
+"""The holders of an object, counted by CPython's reference counts.
 
-All that hangs on a count is counted by `reference_counts` and compared with a constant from here.
-The constants are not computed: each is what the same look says, at import, of an object that is
-held in just that way.
+All code that depends on a count uses `reference_counts` and compares with a constant from here. The
+constants are not computed: each is the count, at import, of an object held in just that way.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from sys import getrefcount
 
 
 def reference_counts(objects: list) -> list[int]:
-    """How many references lead to each object: that of the list, and those of this look, too."""
+    """Return how many references lead to each object, the list's and this call's included."""
     return list(map(getrefcount, objects))
 
 
@@ -41,6 +40,8 @@ IN_TWO_LISTS_AND_A_VIEW = _in_two_lists_and_a_view()
 
 
 def each_holder_counts() -> bool:
-    """Whether this Python counts one more reference for one more holder, as liveness needs it."""
+    """Return True if this Python counts one more reference for one more holder, as liveness needs
+    it.
+    """
     found = (IN_ONE_LIST, IN_TWO_LISTS, IN_TWO_LISTS_AND_A_VIEW)
     return found == tuple(range(IN_ONE_LIST, IN_ONE_LIST + len(found)))

@@ -9,14 +9,15 @@ from typing import Any
 def stand_in(holder: Any, name: str, function: Callable[..., Any]) -> None:
     """Put a function in the place of `holder.name`, of a module or a class, for good.
 
-    It is called what is found there, by which pickle writes it: a model that holds `torch.flatten`
-    is saved as before, and loaded where ltc is not.
+    It gets the name of the replaced function, by which pickle writes it: a model that holds
+    `torch.flatten` is saved as before, and loads without ltc.
 
-    >>> import pickle, types, sys
-    >>> other = sys.modules["other"] = types.ModuleType("other")
-    >>> stand_in(other, "price", lambda: 3)
-    >>> other.price, pickle.loads(pickle.dumps(other.price)) is other.price
-    (<function price at 0x...>, True)
+    Example:
+        >>> import pickle, types, sys
+        >>> other = sys.modules["other"] = types.ModuleType("other")
+        >>> stand_in(other, "price", lambda: 3)
+        >>> other.price, pickle.loads(pickle.dumps(other.price)) is other.price
+        (<function price at 0x...>, True)
     """
     if isinstance(holder, type):
         function.__module__ = holder.__module__

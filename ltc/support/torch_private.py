@@ -25,7 +25,7 @@ OLDEST, NEWEST = (2, 10), (2, 16)
 
 
 def require() -> None:
-    """Raise ImportError where this torch is too old, or taken; warn of one that nobody has tried."""
+    """Raise ImportError if this torch is too old, or taken; warn of a version that is untested."""
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < OLDEST:
         raise ImportError(
@@ -34,8 +34,8 @@ def require() -> None:
         )
     if version >= NEWEST:
         warnings.warn(
-            f"ltc has not been tried with torch {torch.__version__}, only with {_text(OLDEST)} up to "
-            f"(without) {_text(NEWEST)}. If something is wrong, try torch 2.13.",
+            f"ltc has not been tested with torch {torch.__version__}, only with {_text(OLDEST)} up to "
+            f"(without) {_text(NEWEST)}. If something fails, try torch 2.13.",
             stacklevel=2,
         )
     taken = _named("torch._C", "_get_privateuse1_backend_name")()
@@ -51,7 +51,9 @@ def _text(version: tuple[int, int]) -> str:
 
 
 def _named(module: str, name: str) -> Any:
-    """What a module of torch calls so; raises ImportError where this torch has none."""
+    """Return the object of that name in a module of torch; raise ImportError if this torch has
+    none.
+    """
     try:
         return resolve_name(f"{module}:{name}")
     except (ImportError, AttributeError) as error:
@@ -65,9 +67,11 @@ class Replaceable:
     """A private function of torch in whose place ltc puts one that knows lazy tensors."""
 
     def __init__(self, module: str, name: str, *, also_in: str = "") -> None:
-        """
-        module, name  of the module, and of the function there, with its class where it is in one
-        also_in       another module that has imported it
+        """Find the function.
+
+        Args:
+            module, name: The module, and the function there, with its class if it is in one.
+            also_in: Another module that has imported it.
         """
         _named(module, name)
         holder, _, self._name = name.rpartition(".")
@@ -77,7 +81,7 @@ class Replaceable:
 
     @property
     def current(self) -> Callable[..., Any]:
-        """What is there now: torch's own, or what was put in its place."""
+        """Return the present function: torch's own, or its replacement."""
         return getattr(self._holders[0], self._name)
 
     def replace(self, function: Callable[..., Any]) -> None:
@@ -96,7 +100,6 @@ register_device_guard = _named("torch._C", "_acc.register_python_privateuseone_d
 artifact_logger = _named("torch._logging", "getArtifactLogger")  # what TORCH_LOGS switches on
 register_device_module = _named("torch", "_register_device_module")
 PRIVATE_USE_1 = _named("torch._C", "_autograd.DeviceType.PrivateUse1")
-destroy_library = _named("torch.library", "Library._destroy")
 create_empty_tensor = _named("torch._C", "_acc.create_empty_tensor")
 reinterpret_tensor = _named("torch._C", "_dynamo.guards._reinterpret_tensor")
 from_dlpack = _named("torch._C", "_from_dlpack")
@@ -113,6 +116,8 @@ DispatchKey = _named("torch._C", "DispatchKey")
 DispatchKeySet = _named("torch._C", "DispatchKeySet")
 AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastPrivateUse1)
 has_kernel = _named("torch._C", "_dispatch_has_kernel_for_dispatch_key")
+# (key) -> the names of all overloads that have a kernel for it
+overloads_with_kernel = _named("torch._C", "_dispatch_get_registrations_for_dispatch_key")
 all_overload_names = _named("torch._C", "_dispatch_get_all_op_names")
 schema_named = _named("torch._C", "_get_schema")  # (name, overload); RuntimeError if there is none
 schema_of_overload = operator.attrgetter("_schema")
@@ -126,6 +131,7 @@ function_of = operator.attrgetter("_op")  # what an overload calls, without its 
 _BOUND = tuple(_named("torch._C", one) for one in ("_VariableFunctions", "TensorBase", "_nn"))
 attention_chosen_for = _named("torch", "_fused_sdp_choice")  # the number of an SDPBackend
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
+no_dispatch_modes = _named("torch.utils._python_dispatch", "_disable_current_modes")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
 DispatchMode: Any = _named("torch.utils._python_dispatch", "TorchDispatchMode")
 map_leaves = _named("torch.utils._pytree", "tree_map")
@@ -145,12 +151,12 @@ def bound_function(name: str) -> Callable[..., Any] | None:
 
 
 def is_forward_mode() -> bool:
-    """Whether tensors may carry tangents."""
+    """Return True if tensors may carry tangents."""
     return _forward_mode._current_level >= 0
 
 
 def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """Whether its class handles overloads itself, as DTensor does."""
+    """Return True if the tensor's class handles overloads itself, as DTensor does."""
     return type(tensor).__torch_dispatch__ is not _default_dispatch
 
 
@@ -189,7 +195,7 @@ record_region = _named("torch._C", "_profiler._RecordFunctionFast")  # a span of
 
 
 def is_profiled() -> bool:
-    """Whether torch's profiler looks at this process."""
+    """Return True if torch's profiler is active in this process."""
     return bool(_profiler._is_profiler_enabled)
 
 
@@ -301,13 +307,17 @@ def leave_to_python(code: types.CodeType) -> None:
 
 
 def left_to_python_now() -> Any:
-    """What says of one frame what `leave_to_python` says of all frames of a code."""
+    """Return the answer that does for one frame what `leave_to_python` does for all frames of a
+    code.
+    """
     answer = import_module("torch._dynamo.types").ConvertFrameReturn
     return answer(frame_exec_strategy=_LEFT_ALONE, apply_to_code=False)
 
 
 def traced_frames() -> Replaceable:
-    """What torch.compile asks of each frame that begins, until it has code for it."""
+    """Return the function that torch.compile calls for each frame that begins, until it has code
+    for it.
+    """
     return Replaceable("torch._dynamo.convert_frame", "CatchErrorsWrapper.__call__")
 
 
@@ -335,7 +345,9 @@ EXPORT_ARCHIVE = "torch.export.pt2_archive._package"  # torch.export.save import
 
 
 def is_pickled_in_exports() -> Replaceable:
-    """What decides whether torch.export.save writes a weight as torch.save does."""
+    """Return the function that decides whether torch.export.save writes a weight as torch.save
+    does.
+    """
     return Replaceable(EXPORT_ARCHIVE, "_should_use_pickle")
 
 
@@ -376,18 +388,26 @@ def wrapper_on_cpu(kind: type, like: torch.Tensor) -> Any:
 
 
 def backend_of_group(group: Any, kind: str) -> Any:
-    """What moves the tensors of that kind of device."""
+    """Return the backend that moves the tensors of that kind of device."""
     return group._get_backend(torch.device(kind))
 
 
 def timeout_of_backend(backend: Any) -> timedelta | None:
-    """How long its calls may take; None where it does not say."""
+    """Return how long its calls may take; None if it names no limit."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def add_backend_to_group(group: Any, kind: str, backend: Any) -> None:
     """Let it move the tensors of that kind of device too."""
     group._register_backend(torch.device(kind), ProcessGroup.BackendType.CUSTOM, backend)
+
+
+def name_custom_backend(group: Any) -> None:
+    """Let a group find its backend by default, as DistributedDataParallel asks for it.
+
+    Of a group that is made without the name of a backend torch takes gloo for the default one.
+    """
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
 
 
 def gather_flat(backend: Any, result: torch.Tensor, part: torch.Tensor) -> Any:

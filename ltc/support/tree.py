@@ -42,7 +42,8 @@ class DataWrapper:
 def for_each_instance(value: Any, select: Select, fn: Callable[[Any], Any]) -> None:
     """Call `fn` on every selected object inside `value`, in order of appearance, each once.
 
-    select  a type, or a function of an object; what is selected is not looked into
+    Args:
+        select: A type, or a function of an object; what is selected is not looked into.
     """
     _walk(value, _chooser(select), fn)
 
@@ -109,7 +110,7 @@ def _walk(
 
 
 def _parts(x: Any) -> list | None:
-    """What a container holds, in order; None for anything else."""
+    """Return a container's items, in order; None for anything else."""
     if isinstance(x, dict):
         return [part for item in x.items() for part in item]
     if isinstance(x, (list, tuple, set, deque)):
@@ -128,6 +129,15 @@ def slots_in_use(x: Any) -> list[MemberDescriptorType]:
     """The slots of an object that hold something, those of its class's bases too."""
     kind: Any = type(x)
     return [slot for slot in _slots_of(kind) if _holds(slot, x)]
+
+
+def set_attributes(new: Any, old: Any, values: list) -> None:
+    """Give an object the values of another one's slots, then of its __dict__, in that order."""
+    slots = slots_in_use(old)
+    for slot, value in zip(slots, values):
+        slot.__set__(new, value)  # of a frozen dataclass too
+    if hasattr(old, "__dict__"):
+        vars(new).update(zip(vars(old), values[len(slots) :], strict=True))
 
 
 @functools.lru_cache(1024)  # every number and text in a batch asks
@@ -166,11 +176,7 @@ def _fill(shell: Any, container: Any, new_parts: list) -> None:
     elif isinstance(container, set):
         shell.update(map(_hashable, new_parts))
     elif shell is not container:  # some objects, such as members of an Enum, are their own copy
-        slots = slots_in_use(container)
-        for slot, part in zip(slots, new_parts):
-            slot.__set__(shell, part)  # of a frozen dataclass too
-        if hasattr(container, "__dict__"):
-            vars(shell).update(zip(vars(container), new_parts[len(slots) :], strict=True))
+        set_attributes(shell, container, new_parts)
 
 
 def _hashable(x: Any) -> Any:
@@ -179,5 +185,5 @@ def _hashable(x: Any) -> Any:
 
 def _replacement(new: dict[int, Any], x: Any) -> Any:
     if isinstance(x, DataWrapper) and id(x) not in new:
-        raise ValueError(f"A {type(x).__name__} contains itself: it can not be rebuilt.")
+        raise ValueError(f"A {type(x).__name__} contains itself: it cannot be rebuilt.")
     return new.get(id(x), x)

@@ -1,4 +1,4 @@
-"""Which ltc this is: its number, and a name for the very files it consists of."""
+"""The version of ltc: its number, and a name for the very files it consists of."""
 
 from __future__ import annotations
 

@@ -25,10 +25,11 @@ from ltc.support.atomic_file import replacing
 class CachedDataset(Dataset):
     """`data_set`, with every sample computed once and then kept below `path`.
 
-    data_set  has `__len__` and `__getitem__`; None where the cache is complete
-    path      a folder; one that holds a cache already is used, and its own settings count
-
     Samples are pickled: open only folders that you trust.
+
+    Args:
+        data_set: Has `__len__` and `__getitem__`; None where the cache is complete.
+        path: A folder; one that holds a cache already is used, and its own settings count.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class CachedDataset(Dataset):
             if data_set is None:
                 raise RuntimeError(
                     f"{self._path} holds no METADATA, and there is no data set to fill it from. "
-                    f"Give the data set once, and call warmup()."
+                    f"Pass the data set once, and call warmup()."
                 )
             self._path.mkdir(parents=True, exist_ok=True)
             self._write_metadata(described, len(data_set), max_files_per_folder, compress)
@@ -71,7 +72,9 @@ class CachedDataset(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"Sample {index} of a data set of {len(self)}.")
+            raise IndexError(
+                f"Sample {index} is out of range: the data set has {len(self)} samples."
+            )
         index %= len(self)
         path = self._path_of(index)
         if not path.exists():
@@ -103,7 +106,7 @@ class CachedDataset(Dataset):
         if self._data_set is None:
             raise RuntimeError(
                 f"Sample {index} is not in {self._path}, and there is no data set to compute it. "
-                f"Give the data set, or fill the folder with warmup() first."
+                f"Pass the data set, or fill the folder with warmup() first."
             )
         sample = self._data_set[index]
         buffer = io.BytesIO()

@@ -11,22 +11,27 @@ import operator
 import os
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ltc.checkpointing import manifest
 from ltc.checkpointing.manifest import is_complete
 from ltc.checkpointing.resumable import random_state, restore_random_state
 from ltc.checkpointing.safetensors_format import DamagedFile
-from ltc.checkpointing.snapshot import frozen
-from ltc.device.recording.user_line import warn_user
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap_buffer
+from ltc.device.storage_sharing import StoredBytes
+from ltc.device.user_line import warn_user
 from ltc.distributed import world
 from ltc.errors import NowhereToMeet
 from ltc.tracebacks import entrance
+from ltc.training_loop.closures import AsyncClosureHandler
 from ltc.utils import serialization
-from ltc.utils.closures import AsyncClosureHandler
+from ltc.utils.serialization import SavePlan
 
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 _RESTORING = "ltc.utils.checkpoint.restore_latest"
@@ -34,13 +39,15 @@ _RESTORING = "ltc.utils.checkpoint.restore_latest"
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint says of the training it was taken from.
+    """The state of training that a checkpoint records.
 
-    step, metric, extra  as they were given to `CheckpointManager.save`
+    Attributes:
+        step, metric, extra: The arguments of `CheckpointManager.save`.
 
-    >>> from ltc.utils.checkpoint import Restored
-    >>> Restored(step=7, metric=0.5, extra=None).step
-    7
+    Example:
+        >>> from ltc.utils.checkpoint import Restored
+        >>> Restored(step=7, metric=0.5, extra=None).step
+        7
     """
 
     step: int
@@ -51,28 +58,33 @@ class Restored:
 class CheckpointManager:
     """The checkpoints of one training, in a folder of their own.
 
-    folder       made where it is missing
-    keep_last    how many of the latest to keep
-    keep_best    how many more, those of the best metric
-    higher_is_better  what "best" means
-    sharded      every replica writes a share of the tensors; otherwise replica 0 writes all
-    parts        what has state_dict() and load_state_dict(): model=, optimizer=, scheduler=,
-                 loader= (see Resumable), scaler=, under names of your own
-
-    The random state of Python, NumPy, torch and every device is saved with them: that of replica 0,
-    or, where `sharded`, that of each. A replica whose own was not saved keeps the one it has.
+    The random state of Python, NumPy, torch and every device is saved with them: replica 0's, or, if
+    `sharded`, every replica's. A replica without a saved random state keeps its present one.
     Everything else must be equal on all replicas. Every replica restores, in any number of them.
 
-    Raises ValueError where not even the latest would be kept, TypeError for a part without
-    state_dict() and load_state_dict(). Its methods raise OSError where the folder cannot be written
-    or read, DamagedFile where a file is not what a save wrote.
+    Its methods raise OSError where the folder cannot be written or read, DamagedFile where a file
+    was not written by a save.
 
-    >>> from ltc.utils.checkpoint import CheckpointManager
-    >>> model = torch.nn.Linear(2, 1).to("ltc")
-    >>> manager = CheckpointManager("checkpoints", keep_last=2, model=model)
-    >>> manager.save(step=10, metric=0.5)
-    >>> manager.restore_latest()
-    Restored(step=10, metric=0.5, extra=None)
+    Args:
+        folder: Made where it is missing.
+        keep_last: Number of the latest checkpoints to keep.
+        keep_best: Number of checkpoints with the best metric to keep besides.
+        higher_is_better: True if a larger metric is the better one.
+        sharded: Every replica writes a share of the tensors; otherwise replica 0 writes all.
+        parts: Objects with state_dict() and load_state_dict(): model=, optimizer=, scheduler=,
+            loader= (see Resumable), scaler=, under names of your own.
+
+    Raises:
+        ValueError: If not even the latest would be kept.
+        TypeError: For a part without state_dict() and load_state_dict().
+
+    Example:
+        >>> from ltc.utils.checkpoint import CheckpointManager
+        >>> model = torch.nn.Linear(2, 1).to("ltc")
+        >>> manager = CheckpointManager("checkpoints", keep_last=2, model=model)
+        >>> manager.save(step=10, metric=0.5)
+        >>> manager.restore_latest()
+        Restored(step=10, metric=0.5, extra=None)
     """
 
     def __init__(
@@ -86,7 +98,8 @@ class CheckpointManager:
     ):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
-                f"keep_last={keep_last}, keep_best={keep_best}: at least the latest is kept."
+                f"keep_last={keep_last}, keep_best={keep_best}: keep_last must be at least 1, and "
+                f"keep_best at least 0."
             )
         for name, part in parts.items():
             if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
@@ -114,17 +127,21 @@ class CheckpointManager:
     ) -> None:
         """Save everything as the checkpoint of `step`, then remove those not to be kept.
 
-        metric    by which the best are chosen; NaN is none
-        extra     whatever else is to come back from `restore_latest`; see xser.save for its kinds
-        blocking  False returns as soon as today's values are held fast, and writes behind the
-                  training; an error of that is raised by the next `save` or `wait`
-
-        barrier   return only when every replica has saved (or, with blocking=False, has begun to);
-                  every replica must call it then
-
         Waits for an earlier save that is still writing. Without `barrier` no replica waits for
-        another. Raises OSError where the files cannot be written, TypeError for an `extra` that
-        cannot be saved or a `step` that is no integer, ValueError for one below 0.
+        another.
+
+        Args:
+            metric: By which the best are chosen; NaN is none.
+            extra: Whatever else is to come back from `restore_latest`; see xser.save for its kinds.
+            blocking: False returns as soon as today's values are held fast, and writes behind the
+                training; an error of that is raised by the next `save` or `wait`.
+            barrier: Return only when every replica has saved (or, with blocking=False, has begun
+                to); every replica must call it then.
+
+        Raises:
+            OSError: If the files cannot be written.
+            TypeError: For an `extra` that cannot be saved or a `step` that is no integer.
+            ValueError: For one below 0.
         """
         step = _number_of_step(step)
         self.wait()
@@ -155,7 +172,7 @@ class CheckpointManager:
         if blocking:
             write(*plans)
         else:
-            self._writer.run(functools.partial(write, *map(frozen, plans)))
+            self._writer.run(functools.partial(write, *map(_frozen, plans)))
 
     @entrance
     def wait(self) -> None:
@@ -174,8 +191,11 @@ class CheckpointManager:
         it was read and checked to its end.
 
         Where `sharded`, every replica calls it, and waits for the others: all go back to the same
-        step, after the saves that any of them has begun, and it counts only where all could read it.
-        Raises PeerFailure where a replica does not come.
+        step, after the saves that any of them has begun, and it counts only where all could read
+        it.
+
+        Raises:
+            PeerFailure: If a replica does not come.
         """
         self.wait()
         self._begin_life()
@@ -189,24 +209,28 @@ class CheckpointManager:
             problem = _problem_of_any(self._told(f"read {step}", problem.encode()))
             if read is not None and not problem:
                 return self._apply(*read)
-            warn_user(f"The checkpoint of step {step} is left out: {problem}")
+            warn_user(f"The checkpoint of step {step} is skipped: {problem}")
             left_out.add(step)
         return None
 
     def _begin_life(self) -> None:
-        """Agree with all replicas, whose saves have ended, on how to tell those to come from them."""
+        """Agree with all replicas, after their earlier saves have ended, on an id of this run's
+        saves.
+        """
         agreed = self._told("begin", uuid.uuid4().hex[:12].encode())
         self._agreed = agreed[0].decode() if len(agreed) > 1 else None
         self._numbers, self._begun = {}, None
 
     def _latest_but(self, left_out: set[int]) -> int | None:
-        """The latest step but some, as replica 0 finds it."""
+        """Return the latest step outside `left_out`, as replica 0 finds it."""
         latest = max(set(self.steps()) - left_out, default=None)
         said: int | None = json.loads(self._told("choose", json.dumps(latest).encode())[0])
         return said
 
     def _told(self, what: str, mine: bytes) -> list[bytes]:
-        """What every replica says, where each has a share and they can meet."""
+        """Return the message of every replica, if each has a share and they can meet; else only
+        this one's.
+        """
         if self._sharded:
             with contextlib.suppress(NowhereToMeet):  # of many, this process is told to do its part
                 return world.meet(f"{_RESTORING}: {what}", mine)
@@ -216,15 +240,20 @@ class CheckpointManager:
     def restore(self, step: int) -> Restored:
         """Go back to the checkpoint of one step.
 
-        Raises FileNotFoundError where there is none, DamagedFile where it is not what a save wrote,
-        KeyError where it lacks a part, TypeError and ValueError as `save` for what is no step.
+        Raises:
+            FileNotFoundError: If there is none.
+            DamagedFile: If it is not what a save wrote.
+            KeyError: If it lacks a part.
+            TypeError, ValueError: For a `step` that is no count, as in `save`.
         """
         step = _number_of_step(step)
         self.wait()
         return self._apply(*self._read(step))
 
     def _read(self, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """What a checkpoint holds, and the random state that this replica saved, if there is one."""
+        """Return a checkpoint's content, and the random state that this replica saved, if there is
+        one.
+        """
         path = self._existing(step)
         content = serialization.load(path)
         return content, _random_state_of(world.ordinal(), content, path)
@@ -296,7 +325,9 @@ class CheckpointManager:
         self._begun = None
 
     def _number_of_save(self, step: int, folder: Path, count: int, life: str) -> int:
-        """How many saves the step had in this life; one that failed is made again as the same."""
+        """Return how many saves the step had in this life; a failed save is repeated under its
+        number.
+        """
         if step != self._begun:
             before = manifest.number_of(folder, count, life)  # a process before may have made
             self._numbers[step] = max(self._numbers.get(step, -1), before) + 1
@@ -313,7 +344,7 @@ class CheckpointManager:
                 manifest.remove(path) if path.is_dir() else path.unlink(True)
 
     def _is_below(self, step: int, complete: list[int]) -> bool:
-        """Whether a step comes before as many as are kept of the latest."""
+        """Return True if the step is older than all of the `keep_last` latest."""
         latest = complete[-self._keep_last :]
         return len(latest) == self._keep_last and step < latest[0]
 
@@ -344,15 +375,15 @@ def _number_of_step(step: Any) -> int:
         number = operator.index(step)
     except TypeError:
         raise TypeError(
-            f"step={step!r} is a {type(step).__name__}: a checkpoint is named by an integer."
+            f"step={step!r} is a {type(step).__name__}: the step of a checkpoint must be an integer."
         ) from None
     if number < 0:
-        raise ValueError(f"step={number}: steps are counted from 0, and a file is named by theirs.")
+        raise ValueError(f"step={number}: the step of a checkpoint must be at least 0.")
     return number
 
 
 def _problem_of_any(problems: list[bytes]) -> str:
-    """What the first replica that could not read a checkpoint says; "" where all could."""
+    """Return the problem of the first replica that could not read a checkpoint; "" if all could."""
     for ordinal, problem in enumerate(problems):
         if problem:
             return (
@@ -367,3 +398,29 @@ def _random_state_of(ordinal: int, content: dict[str, Any], path: Path) -> dict[
         return content["random"] if ordinal == 0 else None
     own = manifest.own_state_of(str(path), ordinal)
     return None if own is None else serialization.load(own)["random"]
+
+
+# --- values held fast while a training goes on -------------------------------------------------
+
+
+def _frozen(plan: SavePlan) -> SavePlan:
+    """Return a plan that writes today's values whenever it is carried out.
+
+    A device's memory is not copied: the next step, which would overwrite it, takes new memory.
+    """
+    return replace(plan, entries=[_frozen_entry(entry) for entry in plan.entries])
+
+
+def _frozen_entry(entry: StoredBytes) -> StoredBytes:
+    kept = _kept(entry)
+    return replace(entry, fetch=lambda: kept if kept.device.type == "cpu" else host_tensor(kept))
+
+
+def _kept(entry: StoredBytes) -> torch.Tensor:
+    tensor = entry.tensor
+    if tensor is not None and is_lazy(tensor) and state_of(tensor).base is None:
+        state = state_of(tensor)
+        buffer = ready_buffer(state)
+        buffer.shared = True  # then no program may write into it
+        return wrap_buffer(buffer, state.device)
+    return entry.fetch().clone()

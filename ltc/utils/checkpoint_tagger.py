@@ -9,15 +9,17 @@ from collections.abc import Callable
 class CheckpointTagger:
     """Tags such as "best" and "latest", each on one path; a path may have several.
 
-    remover  called with a path that has lost its last tag
+    Args:
+        remover: Called with a path that has lost its last tag.
 
-    >>> from ltc.utils.checkpoint_tagger import CheckpointTagger
-    >>> tagger = CheckpointTagger(remover=lambda path: print("remove", path))
-    >>> tagger.tag("latest", "step1")
-    >>> tagger.tag("latest", "step2")
-    remove step1
-    >>> tagger.tags()
-    {'latest': 'step2'}
+    Example:
+        >>> from ltc.utils.checkpoint_tagger import CheckpointTagger
+        >>> tagger = CheckpointTagger(remover=lambda path: print("remove", path))
+        >>> tagger.tag("latest", "step1")
+        >>> tagger.tag("latest", "step2")
+        remove step1
+        >>> tagger.tags()
+        {'latest': 'step2'}
     """
 
     def __init__(self, remover: Callable[[str], None] | None = None):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class QueueBase:
-    """What both queues share: a bound, and two ways to end.
+    """The common base of both queues: a bound, and two ways to end.
 
     close()        later items are dropped, waiting producers wake; consumers get what is inside,
                    and after that None

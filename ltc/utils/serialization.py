@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from tqdm import tqdm
 
-from ltc.checkpointing import manifest, xser_legacy
+from ltc.checkpointing import checked_archive, manifest
 from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
 from ltc.checkpointing.safetensors_format import (
     NAME_OF_DTYPE,
@@ -30,13 +33,13 @@ from ltc.checkpointing.safetensors_format import (
     read_header,
 )
 from ltc.checkpointing.saving import writing
-from ltc.checkpointing.storage_sharing import Placement, StoredBytes, arranged, as_bytes
 from ltc.checkpointing.tree_codec import tensors_of, to_table
-from ltc.checkpointing.xser_legacy import TensorReference
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.recording.tensors import is_lazy, state_of
+from ltc.device.storage_sharing import Placement, StoredBytes, arranged, as_bytes
 from ltc.distributed import world
 from ltc.support.torch_private import DEVICE_TYPE
+from ltc.support.tree import for_each_instance_rewrite
 from ltc.tracebacks import make_entrances
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
@@ -57,22 +60,27 @@ def save(
 ) -> None:
     """Write nested data to one file, fetching one tensor at a time.
 
-    data         dicts, lists, tuples, named tuples and sets around tensors, numbers, texts, bytes,
-                 None, torch.Size, torch.dtype and torch.device
-    master_only  only replica 0 writes (of its host, or of all with `global_master`)
-    progress     show a bar
-    barrier      return only when every replica has saved; every replica must call it then.
-                 Without it no replica waits for another.
-
     The path holds the old file until the new one is whole on disk. Tensors that share memory are
-    stored once. Raises TypeError where `data` hold anything else, saying where it sits; ValueError
-    where something contains itself; OSError where the file cannot be written: then the old one is
-    as it was.
+    stored once.
 
-    >>> import ltc.utils.serialization as xser
-    >>> xser.save({"weight": torch.ones(2, device="ltc"), "step": 7}, "state.safetensors")
-    >>> xser.load("state.safetensors")
-    {'weight': tensor([1., 1.]), 'step': 7}
+    Args:
+        data: Dicts, lists, tuples, named tuples and sets around tensors, numbers, texts, bytes,
+            None, torch.Size, torch.dtype and torch.device.
+        master_only: Only replica 0 writes (of its host, or of all with `global_master`).
+        progress: Show a bar.
+        barrier: Return only when every replica has saved; every replica must call it then. Without
+            it no replica waits for another.
+
+    Raises:
+        TypeError: If `data` hold anything else, saying where it sits.
+        ValueError: If something contains itself.
+        OSError: If the file cannot be written: then the old one is as it was.
+
+    Example:
+        >>> import ltc.utils.serialization as xser
+        >>> xser.save({"weight": torch.ones(2, device="ltc"), "step": 7}, "state.safetensors")
+        >>> xser.load("state.safetensors")
+        {'weight': tensor([1., 1.]), 'step': 7}
     """
     plan = planned(data)
     if not master_only or world.is_master(local=not global_master):
@@ -83,10 +91,11 @@ def save(
 
 @dataclass(frozen=True)
 class SavePlan:
-    """What a save is going to write.
+    """The content that a save is going to write.
 
-    entries   in the order of their bytes; each is fetched when its turn comes
-    metadata  what surrounds them
+    Attributes:
+        entries: In the order of their bytes; each is fetched when its turn comes.
+        metadata: The texts of the file's header.
     """
 
     entries: list[StoredBytes]
@@ -105,9 +114,10 @@ class SavePlan:
 
 
 def planned(data: Any) -> SavePlan:
-    """What saving `data` takes; everything its tensors wait for is started, on every replica alike.
+    """Plan a save of `data`; all that its tensors wait for is started, on every replica alike.
 
-    Raises TypeError where `data` hold something that can not be saved, saying where it sits.
+    Raises:
+        TypeError: If `data` hold an object that can not be saved; the message says where.
     """
     named = tensors_of(data)
     _start([tensor for _, tensor in named])
@@ -155,7 +165,7 @@ def write(plan: SavePlan, path: str | os.PathLike, progress: bool = False) -> No
         fill_sums(header, sums)
         file.seek(0)
         file.write(header)
-    xser_legacy.remove_tensors_of(path)
+    remove_tensors_of(path)
 
 
 def _name_apart(entries: list[StoredBytes]) -> None:
@@ -172,14 +182,17 @@ def _name_apart(entries: list[StoredBytes]) -> None:
 
 
 def _stored_type(entry: StoredBytes) -> tuple[str, torch.dtype, tuple[int, ...]]:
-    """As what the file lists it: dtypes the format lacks are bytes, in one dimension more."""
+    """Return name, dtype and shape as the file lists them.
+
+    Dtypes that the format lacks are bytes, in one dimension more.
+    """
     if entry.dtype in NAME_OF_DTYPE:
         return entry.name, entry.dtype, entry.shape
     return entry.name, torch.uint8, (*entry.shape, entry.dtype.itemsize)
 
 
 def _payload(tensor: torch.Tensor, placement: Placement, number: int) -> list:
-    """What the tree says of a tensor: the number of its entry, and what is not as usual."""
+    """Return a tensor's node in the tree: the number of its entry, and whatever is not as usual."""
     said: dict[str, Any] = {}
     if type(tensor) is torch.nn.Parameter:
         said["parameter"] = True
@@ -223,28 +236,36 @@ def load(
     keys: Iterable[str] | str | None = None,
     progress: bool = False,
 ) -> Any:
-    """What was saved at `path`, with its tensors on one device (the CPU where None).
-
-    map_location  the device of the tensors; those that were on several devices come to this one
-    keys          dotted places, such as "model.fc.weight" or "step": returns {place: what sits
-                  there}, and nothing else is read
-    progress      show a bar
+    """Load what was saved at `path`, with its tensors on one device (the CPU where None).
 
     Tensors that shared memory share it again. Large ones on the CPU are the file, mapped: they may
     be written to, the file stays as it is. A plain safetensors file gives {name: tensor}; folders
-    that torch_xla or several replicas wrote load too. Raises DamagedFile, naming the tensor, where a
-    checksum differs, or the file is not what a save wrote; KeyError for a place that it has not;
-    FileNotFoundError where there is none; TypeError for a `map_location` that is no device.
+    that torch_xla or several replicas wrote load too.
 
-    >>> import ltc.utils.serialization as xser
-    >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
-    >>> xser.load("state.safetensors", map_location="ltc", keys=["model.weight"])
-    {'model.weight': tensor([1., 1.], device='ltc:0')}
+    Args:
+        map_location: The device of the tensors; those that were on several devices come to this
+            one.
+        keys: Dotted places, such as "model.fc.weight" or "step": returns {place: value}, and
+            nothing else is read.
+        progress: Show a bar.
+
+    Raises:
+        DamagedFile: If a checksum differs (the message names the tensor), or no save wrote the
+            file.
+        KeyError: For a place that it has not.
+        FileNotFoundError: If there is none.
+        TypeError: For a `map_location` that is no device.
+
+    Example:
+        >>> import ltc.utils.serialization as xser
+        >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
+        >>> xser.load("state.safetensors", map_location="ltc", keys=["model.weight"])
+        {'model.weight': tensor([1., 1.], device='ltc:0')}
     """
     path, device = os.fspath(path), _one_device(map_location)
     keys = [keys] if isinstance(keys, str) else keys
-    if xser_legacy.is_old(path):
-        return xser_legacy.load(path, device)
+    if is_old(path):
+        return load_legacy(path, device)
     with ExitStack() as files:
         opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in _files_of(path)]
         with shown(bytes_in(opened), progress) as done:
@@ -256,8 +277,8 @@ def _one_device(map_location: Any) -> torch.device:
         return torch.device("cpu")
     if not isinstance(map_location, (torch.device, str, int)):
         raise TypeError(
-            f"map_location is a {type(map_location).__name__}, but a file of xser does not know from "
-            f"which devices its tensors came: all come to one. Pass that device, such as 'ltc:0'."
+            f"map_location is a {type(map_location).__name__}, but a file of xser does not record the "
+            f"devices of its tensors: all are loaded to one. Pass that device, such as 'ltc:0'."
         )
     device = torch.device(map_location)
     if device.type != DEVICE_TYPE:
@@ -268,13 +289,17 @@ def _one_device(map_location: Any) -> torch.device:
 def names(path: str | os.PathLike) -> list[str]:
     """The names under which a file lists its tensors, or a folder that several replicas wrote.
 
-    None of the tensors is read. Raises DamagedFile where the file is not what a save wrote,
-    FileNotFoundError where there is none.
+    None of the tensors is read.
 
-    >>> import ltc.utils.serialization as xser
-    >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
-    >>> xser.names("state.safetensors")
-    ['model.weight']
+    Raises:
+        DamagedFile: If the file is not what a save wrote.
+        FileNotFoundError: If there is none.
+
+    Example:
+        >>> import ltc.utils.serialization as xser
+        >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
+        >>> xser.names("state.safetensors")
+        ['model.weight']
     """
     path, found = os.fspath(path), []
     for one in _files_of(path):
@@ -298,3 +323,71 @@ def shown(total: int, wanted: bool) -> Iterator[Done]:
 
 
 make_entrances(globals(), __all__)
+
+
+# --- Checkpoints of torch_xla's xser: a pickled structure, and a folder of its tensors -----------
+
+_TENSOR_FILE = re.compile(r"tensor_\d+\.pt")
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80\x02"
+
+
+class TensorReference:
+    """Stands in a checkpoint of torch_xla's xser for the tensor of a number, `tid`.
+
+    Example:
+        >>> import ltc.utils.serialization as xser
+        >>> xser.TensorReference(3).tid
+        3
+    """
+
+    def __init__(self, tid: int):
+        self.tid = tid
+
+
+# The modules that wrote such files, each with its own name for the class.
+_WRITERS: list[Any] = [
+    (TensorReference, f"{module}.serialization.TensorReference")
+    for module in ("torch_xla.utils", "lazy_tensor_core.utils", "ltc.utils")
+]
+
+
+def is_old(path: str) -> bool:
+    """Return True if `path` is the structure of an old checkpoint."""
+    if not os.path.isdir(f"{path}.tensors") or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        start = file.read(len(_ZIP))
+    return start == _ZIP or start.startswith(_PICKLE)
+
+
+def load_legacy(path: str, device: torch.device) -> Any:
+    """The data of an old checkpoint; no class but those of the format is ever made."""
+    with torch.serialization.safe_globals(_WRITERS):
+        structure = _read(path)
+    return for_each_instance_rewrite(
+        structure, TensorReference, lambda reference: _tensor(path, reference, device)
+    )
+
+
+def _tensor(path: str, reference: TensorReference, device: torch.device) -> torch.Tensor:
+    number = vars(reference).get("tid")
+    if type(number) is not int:
+        raise DamagedFile(f"{path}: it refers to the tensor {number!r}, which is not a number.")
+    file = f"{path}.tensors/tensor_{number}.pt"
+    return _read(file).to(device)
+
+
+def _read(path: str) -> Any:
+    """Return the content of a file of the checkpoint; torch's older format has no checksums."""
+    with open(path, "rb") as file:
+        is_archive = file.read(len(_ZIP)) == _ZIP
+    read = checked_archive.load if is_archive else torch.load
+    return read(path, map_location="cpu", weights_only=True)
+
+
+def remove_tensors_of(path: str) -> None:
+    """Remove the folder of tensors that an old checkpoint at `path` has left, and nothing else."""
+    folder = Path(f"{path}.tensors")
+    if folder.is_dir() and all(_TENSOR_FILE.fullmatch(file.name) for file in folder.iterdir()):
+        shutil.rmtree(folder)

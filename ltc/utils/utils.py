@@ -91,8 +91,9 @@ class SampleGenerator:
 class FnDataGenerator:
     """`count` pairs (x, func(x)), anew for every iteration.
 
-    gen_tensor  makes x of shape [batch_size, *dims] when called with these as arguments
-    dims        [1] where None
+    Args:
+        gen_tensor: Makes x of shape [batch_size, *dims] when called with these as arguments.
+        dims: [1] where None.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ def as_list(t: Any) -> list | tuple:
 def shape(inputs: Any) -> list[int]:
     """The lengths of nested lists, outermost first; [] for anything that is not a list.
 
-    Raises ValueError where lists of one level differ in length.
+    Raises:
+        ValueError: If lists of one level differ in length.
     """
     if not isinstance(inputs, (list, tuple)):
         return []
@@ -163,7 +165,7 @@ def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether the environment variable says ON, 1, YES, TRUE or Y, in any case of letters."""
+    """Return True if the environment variable is ON, 1, YES, TRUE or Y, in any case of letters."""
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
@@ -207,7 +209,7 @@ class TimedScope:
 
 
 def timed(fn: Callable[[], Any], msg: str = "", printfn: Callable[..., None] = eprint) -> Any:
-    """What `fn()` returns; prints how long that took."""
+    """Return the result of `fn()`, and print how long it took."""
     with TimedScope(msg, printfn):
         return fn()
 

@@ -114,7 +114,8 @@ def measured(
 ) -> dict[str, list[float]]:
     """Seconds of each case, by round; the first round only warms up.
 
-    before  called, untimed, before each case
+    Args:
+        before: Called, untimed, before each case.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     choose = random.Random(0)
@@ -204,10 +205,10 @@ def large(folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", default=tempfile.gettempdir())
-    parser.add_argument("--part", choices=PARTS, help="of the memory figures, in this process")
+    parser.add_argument("--megabytes", type=int, default=2048, help="size of the checkpoint")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="the folder to write to")
+    parser.add_argument("--part", choices=PARTS, help="part of the memory figures, in this process")
     parser.add_argument("--large", action="store_true", help="round trip of more than 4 GB, alone")
     chosen = parser.parse_args(arguments)
     if chosen.part:

@@ -77,7 +77,7 @@ def rank(index: int, sizes: list[str], rounds: int) -> list[list[tuple[float, fl
 
 @contextlib.contextmanager
 def busy_programs(count: int) -> Iterator[None]:
-    """So many programs that do nothing but compute."""
+    """Start so many programs that do nothing but compute."""
     programs = [
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)
     ]
@@ -105,11 +105,17 @@ def table(options: argparse.Namespace, transport: str, processes: int, busy: int
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--busy", type=int, nargs="*", default=[0, 4])
-    parser.add_argument("--transports", nargs="*", default=["memory", "hosts"])
-    parser.add_argument("--sizes", nargs="*", default=SIZES)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--processes", type=int, nargs="*", default=[2, 4], help="numbers of processes"
+    )
+    parser.add_argument(
+        "--busy", type=int, nargs="*", default=[0, 4], help="numbers of busy programs beside them"
+    )
+    parser.add_argument(
+        "--transports", nargs="*", default=["memory", "hosts"], help="values of LTC_TRANSPORT"
+    )
+    parser.add_argument("--sizes", nargs="*", default=SIZES, help="sizes of the operands")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds")
     options = parser.parse_args()
     print(f"load at the beginning {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     print("transport processes busy   size     ltc ms    gloo ms  ratio  of all rounds")

@@ -33,7 +33,7 @@ TIMES_AS_MANY, TIMES_AS_LONG = 10, 12
 
 
 def perceptron(layers: int, device, way: Way) -> Callable:
-    """So many hidden layers of 256."""
+    """Make a perceptron of so many hidden layers of 256."""
     hidden = [part for _ in range(layers) for part in (nn.Linear(256, 256), nn.ReLU())]
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), *hidden, nn.Linear(256, 10))
     batches = workloads.images(128, 1, 28)
@@ -41,7 +41,7 @@ def perceptron(layers: int, device, way: Way) -> Callable:
 
 
 def transformer(layers: int, device, way: Way) -> Callable:
-    """So many blocks of width 128."""
+    """Make a transformer of so many blocks of width 128."""
     model = workloads.Gpt(vocabulary=256, width=128, layers=layers, length=64)
     g = torch.Generator().manual_seed(1)
     batches = [tuple(torch.randint(256, (2, 4, 64), generator=g))]
@@ -56,7 +56,7 @@ GROWING = {"perceptron": perceptron, "transformer": transformer}
 
 
 def first_step(name: str, threads: int) -> dict:
-    """What this process needs for its first step of a workload, or of "transformer:10"."""
+    """Return the costs of this process's first step of a workload, or of "transformer:10"."""
     import ltc.core.lazy_model as ltm
     from ltc.debug import metrics
 
@@ -127,9 +127,9 @@ def print_layers(kinds: list[str], layers: int, rounds: int, threads: int) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="all by default")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layers", type=int, help="so many layers, then ten times as many")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads")
+    parser.add_argument("--layers", type=int, help="number of layers, then ten times as many")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

@@ -1,4 +1,4 @@
-"""What ltc wants to reach in bench.py: at most so many microseconds, or so much faster than peers."""
+"""Goals of ltc in bench.py: at most so many microseconds, or so much faster than peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bench.py times, in the process of one system: a class for each kind of measurement."""
+"""Measurements of bench.py, in the process of one system: a class for each kind."""
 
 from __future__ import annotations
 

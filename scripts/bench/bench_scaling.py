@@ -87,7 +87,7 @@ def threads(network: str, address: str, batch_size: int, count: int) -> None:
 
 
 def serve(way: str, network: str, address: str, batch_size: int, replicas: int) -> None:
-    """What the process of one way does."""
+    """Run the process of one way."""
     if way == "threads":
         threads(network, address, batch_size, replicas)
     else:
@@ -142,11 +142,13 @@ class Way:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", choices=NETWORKS, default="mnist_cnn")
-    parser.add_argument("--batch-size", type=int, default=64, help="of each replica")
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--network", choices=NETWORKS, default="mnist_cnn", help="the network to train"
+    )
+    parser.add_argument("--batch-size", type=int, default=64, help="batch size of each replica")
+    parser.add_argument("--replicas", type=int, default=2, help="number of replicas")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -15,13 +15,15 @@ from workloads import Way
 class System:
     """A way to run PyTorch.
 
-    device    where its tensors live
-    way       how it runs a workload; `way.mark` ends a step
-    forget    ends a step that is only to be recorded
-    finish    returns when everything that was started is over
-    restart   is called before the last steps that warm up: what ran until then is of no interest
-    again     runs the longest program since then once more, without recording it, or None where a
-              system has no such thing
+    Attributes:
+        device: The device of its tensors.
+        way: The way it runs a workload; `way.mark` ends a step.
+        forget: Ends a step that is only to be recorded.
+        finish: Returns when everything that was started is over.
+        restart: Is called before the last steps that warm up: what ran until then is of no
+            interest.
+        again: Runs the longest program since then once more, without recording it, or None where a
+            system has no such thing.
     """
 
     device: str
@@ -78,7 +80,7 @@ def ltc_fused() -> System:
 
 def ltc_program() -> System:
     """The longest program of a step alone: what recording and handing over do not cost."""
-    system = ltc_system(LTC_CACHE="0")
+    system = ltc_system(LTC_CACHE="0", LTC_TIER="native")  # a step of one call is no program else
     launches = Launches()
     return System(
         system.device, system.way, system.forget, system.finish, launches.restart,
@@ -109,7 +111,6 @@ class Launches:
             return results
 
         computation.launch = watched
-        computation.prepared = lambda *_: None  # none through the queue, which nobody sees
         return computation
 
     def restart(self) -> None:

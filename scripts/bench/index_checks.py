@@ -1,4 +1,4 @@
-"""What the checks of indices cost a step: its programs with and without them, in turns.
+"""Measure the cost of index checks in a step: its programs with and without them, in turns.
 
     python scripts/bench/index_checks.py [WORKLOAD] [--rounds N] [--threads N]
 
@@ -38,7 +38,7 @@ def checks_of(graph: Graph) -> int:
 
 
 def rows_of(graph: Graph) -> dict[Node, int]:
-    """How many rows the smallest table has that is read where an input says."""
+    """Return how many rows the smallest table has that is read at an input's indices."""
     rows: dict[Node, int] = {}
     for node in schedule(*graph.outputs):
         if node.op is ops.WRAP_INDEX:
@@ -69,9 +69,11 @@ def measured(programs: dict, graph: Graph, rounds: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workload", nargs="?", default="dlrm")
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("workload", nargs="?", default="dlrm", help="the workload to run")
+    parser.add_argument("--rounds", type=int, default=400, help="number of rounds")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="number of threads"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     graphs = {checked: largest_program(asked.workload, checked) for checked in (True, False)}

@@ -18,9 +18,11 @@ import functools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from ltc.llvm.compiler import llvm_binding
@@ -38,7 +40,8 @@ from ltc.llvm.emit.isa import host_isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
-from ltc.llvm.gemm.timing import Trial
+from ltc.llvm.native.kernel_cache import kernel_name, load
+from ltc.llvm.native.kernel_run import EntryCall, KernelRun
 from ltc.llvm.pooling.nchw import Pool, max_pool
 
 ISA = host_isa(llvm_binding.has_feature)
@@ -103,7 +106,7 @@ class Case:
 
 
 def waited_nanoseconds() -> int:
-    """How long threads of this process were ready to run but kept off the processors."""
+    """Return how long threads of this process were ready to run but kept off the processors."""
     total = 0
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -115,7 +118,7 @@ def waited_nanoseconds() -> int:
 
 
 def repeats_of(run: Callable[[], object]) -> int:
-    """How many calls make a sample."""
+    """Return how many calls make a sample."""
     run()
     started = time.perf_counter()
     run()
@@ -148,6 +151,30 @@ def _cleanest(samples: list[tuple[float, float]]) -> list[float]:
 
 
 # --- running generated kernels ------------------------------------------------------------------
+
+
+class Trial:
+    """Kernels that run in a row, by one native call, on buffers of their own."""
+
+    def __init__(
+        self, kernels: tuple[GeneratedKernel, ...], buffers: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`buffers`: what the kernels call their arguments."""
+        names = [kernel_name(kernel.text) for kernel in kernels]
+        self._loaded = load(dict(zip(names, (kernel.text for kernel in kernels))))
+        self._buffers = buffers  # held, so that the addresses stay right
+        calls: list[Any] = []
+        frame: list[int] = []
+        for name, kernel in zip(names, kernels):
+            words = [*[buffers[a].data_ptr() for a in kernel.arguments], *kernel.numbers]
+            arguments = tuple(n for k in range(len(words)) for n in (len(frame) + k, 0))
+            frame += words
+            calls.append(EntryCall(self._loaded[name].entry, arguments, kernel.tasks))
+        self._frame = np.array(frame + frame, dtype=np.int64)  # the addresses, then the arguments
+        self._run = KernelRun(calls, len(frame))
+
+    def __call__(self) -> None:
+        self._run.launch(self._frame.ctypes.data)
 
 
 def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor) -> Trial:
@@ -273,12 +300,12 @@ def cases() -> Iterator[Case]:
 
 
 def arguments_of(description: str) -> argparse.Namespace:
-    """What the command line of a bench of kernels asks for."""
+    """Parse the command line of a bench of kernels."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads")
     return parser.parse_args()
 
 

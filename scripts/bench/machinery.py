@@ -1,6 +1,6 @@
-"""What each switch of docs/machinery.md gains: training steps with and without it, in turns.
+"""Measure the gain of each switch of docs/machinery.md: steps with and without it, in turns.
 
-    python scripts/bench/machinery.py [--only LTC_QUEUE=0] [--workload mlp] [--rounds 5] [--runs 3]
+    python scripts/bench/machinery.py [--only LTC_RESERVE_CORE=0] [--workload mlp] [--rounds 5] [--runs 3]
 
 Every variant lives in a process of its own, which is asked for a few steps at a time; the order is
 drawn anew for each round. A ratio is the median, over the rounds of a run, of the time without
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a switch turns off, and the files that are there for it alone."""
+    """The machinery that a switch turns off, and the files that are there for it alone."""
 
     name: str
     files: tuple[str, ...]
@@ -41,16 +41,8 @@ class Machine:
 
 MACHINES = {
     "LTC_RESERVE_CORE=0": Machine("core reservation", ("runtime/core_reservation.py",)),
-    "LTC_QUEUE=0": Machine(
-        "launch queue",
-        (
-            "llvm/native/launch_ring.py",
-            "backends/llvm/launch_queue.py",
-            "runtime/queued_launches.py",
-        ),
-    ),
     "LTC_THREADS=openmp": Machine("thread pool", ("llvm/native/thread_pool.py",)),
-    "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/prefault.py",)),
+    "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/executable.py",)),
 }
 FIRST_STEP = "LTC_PREFAULT_MB=0"
 WORKLOADS = ("mlp", "mlp_fed", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")
@@ -121,7 +113,7 @@ def times_of_steps(switches: Sequence[str], workloads: Sequence[str], asked) -> 
 
 
 def times_of_first_steps(workloads: Sequence[str], asked) -> dict:
-    """Likewise; the first process of each workload fills the cache and does not count."""
+    """Time first steps with and without; the first process of a workload only fills the cache."""
     times: dict = {(workload, switch): [] for workload in workloads for switch in ("", FIRST_STEP)}
     for workload in workloads:
         for number in range(asked.rounds + 1):
@@ -171,12 +163,17 @@ def report(runs: Sequence[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=list(MACHINES))
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(MACHINES),
+        help="a switch to measure; may be repeated",
+    )
     parser.add_argument("--workload", action="append", help="may be repeated")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turn-seconds", type=float, default=0.6)
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds")
+    parser.add_argument("--runs", type=int, default=3, help="processes of each switch")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads")
+    parser.add_argument("--turn-seconds", type=float, default=0.6, help="seconds of each turn")
     parser.add_argument("--worker", choices=("steps", "first"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker == "steps":

@@ -160,8 +160,14 @@ def transformer(reentrant: bool | None):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=workloads.OPEN)
-    parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument(
+        "names", nargs="*", default=workloads.OPEN, help="workloads to run; default: all"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        action="store_true",
+        help="measure a transformer with and without checkpointing",
+    )
     asked = parser.parse_args()
     if asked.checkpoint:
         modes = {"plain": None, "non-reentrant": False, "reentrant": True}

@@ -1,11 +1,11 @@
-"""What ltc.profile costs while it looks, and whether the kernels it shows sum to the program's time.
+"""Measure the cost of ltc.profile, and compare the sum of its kernels with the program's time.
 
 python scripts/bench/profile_overhead.py [WORKLOAD ...] [--rounds N] [--steps N] [--threads N]
 
 Blocks of steps with and without it take turns, and medians are compared: of time, and of this
 process's processor time. Exits with 1 where the step takes more than 5 % longer, or the kernels of
-programs of a millisecond or more sum to less than 97 % of their time (of shorter ones, what Python does
-for a launch is most).
+programs of a millisecond or more sum to less than 97 % of their time (of shorter ones, what Python
+does for a launch is most).
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ def measured(name: str, rounds: int, steps: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", default=["gpt"])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("workloads", nargs="*", default=["gpt"], help="workloads to run")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds")
+    parser.add_argument("--steps", type=int, default=10, help="number of steps")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="number of threads"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     kept = [measured(name, asked.rounds, asked.steps) for name in asked.workloads]

@@ -1,11 +1,11 @@
-"""How long each kernel of a workload's step takes, in the order in which they run.
+"""Time each kernel of a workload's step, in the order in which they run.
 
 python scripts/bench/profile_program.py WORKLOAD [--threads N] [--rounds N] [--texts FOLDER] [--all]
 
-WORKLOAD is a function of scripts/bench/workloads.py or more_workloads.py. Each program that a steady
-step runs is planned again, and its kernels are launched one by one on buffers of their own, all of
-them in each round, so that what one leaves in the caches is what the next finds. What no kernel
-computes is left out.
+WORKLOAD is a function of scripts/bench/workloads.py or more_workloads.py. Each program that a
+steady step runs is planned again, and its kernels are launched one by one on buffers of their own,
+all of them in each round, so that what one leaves in the caches is what the next finds. What no
+kernel computes is left out.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import ltc.core.lazy_model as ltm
 from ltc.backends.eager import LOWERING
 from ltc.backends.llvm import backend
 from ltc.backends.llvm.schedule import planned_steps
-from ltc.backends.llvm.timing.kernel_facts import nest_text
+from ltc.backends.llvm.timed import nest_text
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
-from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
+from ltc.llvm.native.kernel_run import EntryCall, Fault, KernelRun, entry_address
 
 
 def programs_of(workload: str) -> list[backend.LlvmComputation]:
@@ -40,7 +40,6 @@ def programs_of(workload: str) -> list[backend.LlvmComputation]:
     compiled: dict[int, tuple] = {}
     launched: list[tuple] = []
     compile, launch = backend.LlvmBackend.compile, backend.LlvmComputation.launch
-    prepared = backend.LlvmComputation.prepared
 
     def remembered(self, graph, device, donated):
         computation = compile(self, graph, device, donated)
@@ -51,14 +50,7 @@ def programs_of(workload: str) -> list[backend.LlvmComputation]:
         launched.append(compiled[id(self)])
         return launch(self, buffers, scalars)
 
-    def queued(self, *arguments):
-        given = prepared(self, *arguments)
-        if given is not None:  # otherwise it is launched from Python
-            launched.append(compiled[id(self)])
-        return given
-
     backend.LlvmBackend.compile, backend.LlvmComputation.launch = remembered, counted
-    backend.LlvmComputation.prepared = queued
     build = getattr(workloads, workload, None) or getattr(more_workloads, workload)
     step = build(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
     for _ in range(3):
@@ -66,7 +58,6 @@ def programs_of(workload: str) -> list[backend.LlvmComputation]:
     launched.clear()
     step().item()
     backend.LlvmBackend.compile, backend.LlvmComputation.launch = compile, launch
-    backend.LlvmComputation.prepared = prepared
     return launched
 
 
@@ -82,7 +73,7 @@ class Timed:
         pairs = [(places[node], shift) for node, shift in zip(code.nodes, shifts)]
         pairs += [(len(places), number) for number in code.numbers]
         arguments = tuple(word for pair in pairs for word in pair)
-        call = KernelCall(entry_address(code.text, code.name), arguments, code.tasks)
+        call = EntryCall(entry_address(code.text, code.name), arguments, code.tasks)
         self.run = KernelRun([call], len(places) + 1)
         self.frame = np.zeros(len(places) + 1 + len(pairs), dtype=np.int64)
         self.frame[: len(places)] = [buffer.data_ptr() for buffer in self.buffers]
@@ -170,9 +161,11 @@ def report(kernels: list[Timed], show_all: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workload")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("workload", help="the workload to run")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="number of threads"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="number of rounds")
     parser.add_argument("--texts", help="a folder for the LLVM text of each kernel")
     parser.add_argument("--all", action="store_true", help="kernels below half a percent too")
     asked = parser.parse_args()

@@ -1,11 +1,12 @@
-"""What a device whose kernels are Python functions pays at least, beside eager PyTorch.
+"""Measure the least cost of a device whose kernels are Python functions, beside eager PyTorch.
 
     python scripts/bench/recording_floor.py [PROGRAM ...] [--rounds 3] [--threads 2]
 
 The programs of restless.py on a device that computes nothing: a kernel takes the type of its result
-from a list of the same step before, and makes a tensor of it; a read gives a number at once.  No device
-that records by kernels in Python can be quicker, whatever it runs.  Milliseconds of a step are medians
-over new processes, the systems in turns; eager is the quickest of its ways to update parameters.
+from a list of the same step before, and makes a tensor of it; a read gives a number at once. No
+device that records by kernels in Python can be quicker, whatever it runs. Milliseconds of a step
+are medians over new processes, the systems in turns; eager is the quickest of its ways to update
+parameters.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ make = _acc.create_empty_tensor
 class Plan:
     """The types of all results of a step, in order: found out the first time, then followed.
 
-    take  gives the next one; IndexError where there is none yet
+    Attributes:
+        take: Gives the next one; IndexError where there is none yet.
     """
 
     def __init__(self) -> None:
@@ -201,10 +203,18 @@ def in_a_new_process(name: str, system: str, way: str, threads: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], metavar="PROGRAM")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"))
+    parser.add_argument(
+        "programs",
+        nargs="*",
+        choices=[[], *PROGRAMS],
+        metavar="PROGRAM",
+        help="programs to run; default: all",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads")
+    parser.add_argument(
+        "--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"), help=argparse.SUPPRESS
+    )
     chosen = parser.parse_args()
     if chosen.worker:
         print(json.dumps(measured(*chosen.worker, chosen.threads)))

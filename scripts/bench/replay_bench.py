@@ -115,10 +115,16 @@ def seconds_of(step: Step, device: str, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="*", default=list(MAKERS))
-    parser.add_argument("--systems", default="eager,ltc,replay,compile")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "steps", nargs="*", default=list(MAKERS), help="step functions to run; default: all"
+    )
+    parser.add_argument(
+        "--systems",
+        default="eager,ltc,replay,compile",
+        help="the systems to compare, separated by commas",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     for name in chosen.steps:

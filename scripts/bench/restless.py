@@ -1,7 +1,9 @@
 """Restless programs on ltc, eager PyTorch and torch.compile: first steps, later ones, steady ones.
 
-    python scripts/bench/restless.py [PROGRAM ...] [--systems eager,ltc,compile] [--rounds 3]
+    python scripts/bench/restless.py [PROGRAM ...] [--systems eager,ltc,core,compile] [--rounds 3]
                                      [--steps 200] [--settle 3] [--threads 2] [--clock processor]
+
+`core` is ltc with its native core, which is built before.
 
 Every figure is a median over new processes, the systems in turns. `first` is the first step in
 milliseconds; `sum` the first steps together in seconds, from an empty LTC_CACHE_DIR; `later` the
@@ -16,9 +18,12 @@ processor time (of all threads) says more than the clock on the wall: --clock pr
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,21 +37,26 @@ from restless_programs import HAVE_OPTIMIZER, RESTLESS
 WAYS: dict[str, dict[str, bool]] = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 LATER, UNREAD = 50, 10
 COUNTED = (
-    "OpByOpSteps", "SymbolicPrograms", "SymbolicSizes", "InterpretedRuns", "UncachedCompile",
-    "CompileBehind", "RecordedEntries", "ImpliedMark",
+    "ImmediateSteps", "SymbolicPrograms", "SymbolicSizes", "CallByCallRuns", "UncachedCompile",
+    "CompileBehind", "RecordedEntries", "ImpliedMark", "SideExits",
 )  # fmt: skip
 SECONDS = 900  # of one process
+OURS = {
+    "ltc": {"LTC_NATIVE": "0"},
+    "core": {"LTC_NATIVE": "require"},
+}  # ltc in Python, and with the core
+_folders = contextlib.ExitStack()
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def measured(
     name: str, system: str, way: str, steps: int, settle: float, threads: int, clock: str
 ) -> dict[str, Any]:
-    """What this process finds out about one program."""
+    """Return this process's measurements of one program."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     device, mark, finish = "cpu", lambda: None, lambda: None
-    if system == "ltc":
+    if system in OURS:
         import ltc.core.lazy_model as ltm
 
         device, mark, finish = "ltc", ltm.mark_step, ltm.wait_device_ops
@@ -84,7 +94,7 @@ def measured(
         "steady": statistics.median([timed(number) for number in following]) * 1e3,
         "unread": statistics.median([unread(number) for number in following]) * 1e3,
     }
-    return {"figures": found, "counted": counted() if system == "ltc" else {}}
+    return {"figures": found, "counted": counted() if system in OURS else {}}
 
 
 def counted() -> dict[str, int]:
@@ -102,9 +112,12 @@ def in_a_new_process(name: str, system: str, way: str, chosen: argparse.Namespac
     sizes += ["--clock", chosen.clock, "--settle", str(chosen.settle)]
     with tempfile.TemporaryDirectory() as folder:
         caches = {"LTC_CACHE_DIR": f"{folder}/ltc", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        if system == "core":
+            shutil.copytree(built_core(), f"{folder}/ltc")
+        environment = os.environ | OURS.get(system, {}) | caches
         try:
             done = subprocess.run(
-                [*command, *sizes], env=os.environ | caches, capture_output=True, text=True,
+                [*command, *sizes], env=environment, capture_output=True, text=True,
                 check=True, timeout=SECONDS,
             )  # fmt: skip
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
@@ -112,8 +125,17 @@ def in_a_new_process(name: str, system: str, way: str, chosen: argparse.Namespac
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@functools.cache
+def built_core() -> str:
+    """A cache folder that has nothing but the native core."""
+    folder = _folders.enter_context(tempfile.TemporaryDirectory())
+    settings = {"LTC_CACHE_DIR": folder, "LTC_NATIVE": "0"}
+    subprocess.run([sys.executable, "-m", "ltc", "build"], env=os.environ | settings, check=True)
+    return folder
+
+
 def in_turns(name: str, systems: list[str], chosen: argparse.Namespace) -> dict[str, list[dict]]:
-    """What every process found out, by system; of eager its ways are systems of their own."""
+    """Return every process's measurements, by system; eager's ways are systems of their own."""
     ways = list(WAYS) if name in HAVE_OPTIMIZER else [""]
     if name == "tiny":
         ways = ["", "foreach"]
@@ -157,21 +179,37 @@ def report(name: str, found: dict[str, list[dict]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("programs", nargs="*", choices=[[], *RESTLESS], metavar="PROGRAM")
-    parser.add_argument("--systems", default="eager,ltc,compile")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--settle", type=float, default=3.0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--clock", choices=[*CLOCKS], default="wall")
-    parser.add_argument("--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"))
+    parser.add_argument(
+        "programs",
+        nargs="*",
+        choices=[[], *RESTLESS],
+        metavar="PROGRAM",
+        help="programs to run; default: all",
+    )
+    parser.add_argument(
+        "--systems", default="eager,ltc,compile", help="the systems to compare, separated by commas"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps")
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=3.0,
+        help="seconds of steps before the later ones are measured",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="number of threads")
+    parser.add_argument("--clock", choices=[*CLOCKS], default="wall", help="wall or processor time")
+    parser.add_argument(
+        "--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"), help=argparse.SUPPRESS
+    )
     chosen = parser.parse_args()
     if chosen.worker:
         sizes = chosen.steps, chosen.settle, chosen.threads
         print(json.dumps(measured(*chosen.worker, *sizes, chosen.clock)))
         return
-    for name in chosen.programs or RESTLESS:
-        report(name, in_turns(name, chosen.systems.split(","), chosen))
+    with _folders:
+        for name in chosen.programs or RESTLESS:
+            report(name, in_turns(name, chosen.systems.split(","), chosen))
 
 
 if __name__ == "__main__":

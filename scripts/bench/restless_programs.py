@@ -1,7 +1,7 @@
-"""Programs whose steps are not alike, or so small that whoever runs them is the cost.
+"""Programs whose steps are not alike, or so small that their runtime is the cost.
 
-Each is made for a device by a function that gives `step(number)`.  A step returns a tensor to look
-at, and reads what such a program reads.  The same numbers give the same shapes on every device.
+Each is made for a device by a function that gives `step(number)`. A step returns a tensor to look
+at, and reads what such a program reads. The same numbers give the same shapes on every device.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def generation(device: str, mark: Mark) -> Step:
 
 
 def boxes(device: str, mark: Mark) -> Step:
-    """As detection ends: other numbers of boxes, masks by their scores, overlaps."""
+    """Do the end of a detection: changing numbers of boxes, masks by their scores, overlaps."""
     numbers = random.Random(0)
 
     def step(number: int) -> torch.Tensor:
@@ -202,7 +202,7 @@ def many_parameters(device: str, mark: Mark, **options) -> Step:
 
 
 def without_marks(device: str, mark: Mark) -> Step:
-    """Ten tiny steps that nobody marks or reads."""
+    """Make a program of ten tiny steps without marks and reads."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(16, 8).to(device), torch.randn(16, 1).to(device)

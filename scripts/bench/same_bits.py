@@ -1,9 +1,9 @@
-"""Whether each workload's losses have the same bits whatever the threads, the run and the caches.
+"""Check that each workload's losses have the same bits for all threads, runs and caches.
 
     python scripts/bench/same_bits.py [WORKLOAD ...]
 
-Every workload is trained from the same seed with 1, 2 and 4 threads, then again, five times each
-in all; the last two times with programs compiled anew and with programs read from disk. The exit
+Every workload is trained from the same seed with 1, 2 and 4 threads, then again, five times each in
+all; the last two times with programs compiled anew and with programs read from disk. The exit
 status is 1 where a loss differs.
 """
 
@@ -33,14 +33,14 @@ def losses(build) -> tuple[str, ...]:
 
 
 def forget() -> None:
-    """As in a new process: no program, no kernel."""
+    """Forget programs and kernels, as in a new process."""
     ltm.wait_device_ops()
     PROGRAMS.clear()
     gc.collect()
 
 
 def differing(build) -> list[str]:
-    """What had other losses than the first run."""
+    """Return the runs whose losses differ from the first run's."""
     found = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -66,7 +66,9 @@ def differing(build) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=workloads.OPEN)
+    parser.add_argument(
+        "names", nargs="*", default=workloads.OPEN, help="workloads to run; default: all"
+    )
     wrong = 0
     for name in parser.parse_args().names:
         found = differing(getattr(workloads, name))

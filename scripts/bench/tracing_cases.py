@@ -1,7 +1,7 @@
-"""What `bench.py --tracing` times: recording a step of a small network, or one operation.
+"""Cases of `bench.py --tracing`: recording a step of a small network, or one operation.
 
 A case is build(device) -> (step, unit): `step()` records one step and returns what its caller may
-drop; its time is divided by `unit` for the table.  Nothing here knows a backend.
+drop; its time is divided by `unit` for the table. Nothing here knows a backend.
 """
 
 from __future__ import annotations

@@ -23,12 +23,13 @@ def _as_it_is(function: Callable) -> Callable:
 
 @dataclass(frozen=True)
 class Way:
-    """How a workload is run.
+    """The way a workload is run.
 
-    mark               called at the end of every step
-    compile_model      what makes a faster function of a model's
-    compile_optimizer  likewise of an optimizer's step
-    optimizer_options  further arguments of the optimizer, such as fused=True
+    Attributes:
+        mark: Called at the end of every step.
+        compile_model: Makes a faster function of a model's.
+        compile_optimizer: Makes a faster function of an optimizer's step.
+        optimizer_options: Further arguments of the optimizer, such as fused=True.
     """
 
     mark: Callable[[], object] = lambda: None

@@ -101,8 +101,8 @@ def watch(reports: list[Connection], runs: int, limit_seconds: float) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=200, help="number of runs")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that make a hang")
     chosen = parser.parse_args(argv)
     context = multiprocessing.get_context("spawn")

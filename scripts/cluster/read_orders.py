@@ -22,7 +22,7 @@ ROWS, COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
 def read(index: int, runs: int) -> int:
-    """How many runs gave the right sums."""
+    """Return how many runs gave the right sums."""
     import ltc.core.lazy_model as ltm
 
     order, right = random.Random(index), 0
@@ -41,7 +41,7 @@ def main() -> None:
     from ltc.distributed.lazy_multiprocessing import spawn
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=200, help="number of runs")
     runs = parser.parse_args().runs
     found = spawn(read, (runs,), nprocs=4)
     print(f"{runs} runs, right on each replica: {found}")

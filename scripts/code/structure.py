@@ -1,9 +1,10 @@
-"""What the house looks like in numbers, and what of it is beyond its bounds.
+"""Count the structure of ltc/, and compare each number with its bound.
 
     python scripts/code/structure.py            the numbers; exit status 1 where one is beyond its bound
-    python scripts/code/structure.py --list     and what stands behind each
+    python scripts/code/structure.py --list     and the places behind each
 
 Each measure is a function of the parsed modules that gives the places it counts.
+tests/unit/test_structure.py holds the bounds, and tests/unit/test_layers.py reads imports as here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ltc"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LAZY = {"LazyModule", "lazy_names"}  # of ltc/support/lazy_module.py
 INDEX_CALLS = {"plus", "minus", "times", "divided", "least", "most"}
 
 
@@ -45,32 +47,110 @@ def modules() -> list[Module]:
     return found
 
 
-def crowded_folders(all: list[Module], most: int = 16) -> Iterator[str]:
-    """Folders of more modules than a reader takes in at a glance."""
-    folders = Counter(m.path.parent for m in all if m.path.name != "__init__.py")
-    for folder, count in folders.items():
-        if count > most:
-            yield f"{folder.relative_to(ROOT)}: {count} modules"
+# --- imports ----------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    """One module of ltc that a file imports.
+
+    Attributes:
+        is_lazy: It is imported at its first use: named in a call of LazyModule or lazy_names.
+        is_typed: Only type checkers see it.
+    """
+
+    target: str
+    line: int
+    is_lazy: bool = False
+    is_typed: bool = False
+
+
+def imports(module: Module, names: Collection[str]) -> list[Import]:
+    """Return the modules among `names` that one module imports."""
+    typed = {id(inner) for node in _typed_blocks(module.tree) for inner in ast.walk(node)}
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            source = _absolute(module, node)
+            inner = [f"{source}.{alias.name}" for alias in node.names]
+            targets = [one if one in names else source for one in inner]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "").lstrip("_") in LAZY:
+            targets = _texts(node)
+        else:
+            continue
+        lazy, only_typed = isinstance(node, ast.Call), id(node) in typed
+        found += [Import(one, node.lineno, lazy, only_typed) for one in targets if one in names]
+    return found
+
+
+def _typed_blocks(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            yield from node.body
+
+
+def _absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    folder = module.path.relative_to(ROOT).parent.parts
+    base = folder[: len(folder) - node.level + 1]
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _texts(node: ast.AST) -> list[str]:
+    constants = (one for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return [one.value for one in constants if isinstance(one.value, str)]
+
+
+def import_graph(all: list[Module]) -> dict[str, set[str]]:
+    """Return for each module the others whose import its own import waits for."""
+    names = {module.name for module in all}
+    return {
+        module.name: {
+            one.target
+            for one in imports(module, names)
+            if not one.is_lazy and not one.is_typed and one.target != module.name
+        }
+        for module in all
+    }
 
 
 def import_cycles(all: list[Module]) -> Iterator[str]:
-    names = {module.name for module in all}
-    graph = {module.name: set(_imports(module, names)) - {module.name} for module in all}
     try:
-        list(TopologicalSorter(graph).static_order())
+        list(TopologicalSorter(import_graph(all)).static_order())
     except CycleError as error:
         yield " -> ".join(error.args[1])
 
 
-def _imports(module: Module, names: set[str]) -> Iterator[str]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if inner in names or node.module in names:
-                    yield inner if inner in names else node.module
+def longest_chain(all: list[Module]) -> Iterator[str]:
+    """Yield the longest chain of modules of which each imports the next, before its own first line."""
+    graph = import_graph(all)
+    length: dict[str, int] = {}
+    following: dict[str, str | None] = {}
+    for name in TopologicalSorter(graph).static_order():
+        following[name] = max(sorted(graph[name]), key=length.__getitem__, default=None)
+        length[name] = 1 + length.get(following[name] or "", 0)
+    name = max(sorted(length), key=length.__getitem__)
+    while name is not None:
+        yield name
+        name = following[name]
+
+
+def imported_once(all: list[Module]) -> Iterator[str]:
+    """Yield the modules that one other module alone imports: a reader of either reads both."""
+    names = {module.name for module in all}
+    importers = defaultdict(set)
+    for module in all:
+        for one in imports(module, names):
+            importers[one.target].add(module.name)
+    for module in all:
+        if module.path.name != "__init__.py" and len(importers[module.name]) == 1:
+            (importer,) = importers[module.name]
+            yield f"{module.at(1)}: {module.lines} lines, imported by {importer}"
+
+
+# --- the rest ---------------------------------------------------------------------------------
 
 
 def duplicate_classes(all: list[Module]) -> Iterator[str]:
@@ -92,7 +172,7 @@ def long_functions(all: list[Module], most: int = 60) -> Iterator[str]:
                 yield f"{module.at(node.lineno)} {node.name}: {node.end_lineno - node.lineno + 1}"
 
 
-def long_files(all: list[Module], most: int = 400) -> Iterator[str]:
+def long_files(all: list[Module], most: int = 600) -> Iterator[str]:
     for module in all:
         if module.lines > most:
             yield f"{module.at(1)}: {module.lines} lines"
@@ -145,19 +225,33 @@ def index_calls(all: list[Module]) -> Iterator[str]:
 
 
 class Measure(NamedTuple):
-    """`places` gives what is counted; more than `bound` of them is too many."""
+    """A number with a bound.
+
+    Attributes:
+        places: Gives the places that are counted.
+        bound: The most of them that there may be.
+        shared: The bound is in per cent of all modules but packages.
+    """
 
     name: str
     places: Callable[[list[Module]], Iterator[str]]
     bound: int
+    shared: bool = False
+
+    def value(self, all: list[Module]) -> float:
+        count = sum(1 for _ in self.places(all))
+        if not self.shared:
+            return count
+        return 100 * count / sum(module.path.name != "__init__.py" for module in all)
 
 
 MEASURES = (
-    Measure("folders of more than 16 modules", crowded_folders, 0),
     Measure("import cycles", import_cycles, 0),
+    Measure("modules in the longest chain of imports", longest_chain, 40),
+    Measure("% of modules that one module imports", imported_once, 28, shared=True),
     Measure("class names that two modules have", duplicate_classes, 0),
     Measure("functions of more than 60 lines", long_functions, 0),
-    Measure("files of more than 400 lines", long_files, 8),
+    Measure("files of more than 600 lines", long_files, 1),
     Measure("closures more than two deep", deep_closures, 0),
     Measure("index arithmetic written as calls", index_calls, 0),
     Measure("parameters of device/ without annotation", bare_parameters, 0),
@@ -172,12 +266,12 @@ def main() -> int:
     print(f"{len(all)} modules, {sum(module.lines for module in all)} lines")
     beyond = False
     for measure in MEASURES:
-        found = list(measure.places(all))
-        beyond |= len(found) > measure.bound
-        mark = "  <- beyond" if len(found) > measure.bound else ""
-        print(f"{len(found):5} {measure.name} (at most {measure.bound}){mark}")
+        value = measure.value(all)
+        beyond |= value > measure.bound
+        mark = "  <- beyond" if value > measure.bound else ""
+        print(f"{value:5.0f} {measure.name} (at most {measure.bound}){mark}")
         if arguments.list:
-            for place in found:
+            for place in measure.places(all):
                 print(f"        {place}")
     return int(beyond)
 

@@ -1,8 +1,7 @@
-"""Prints where an operation lives: its rule, its row, its meaning, its kernels, and who tells of it.
+"""Print where an operation lives: its rule, its row, its meaning, its kernels, and its reports.
 
-python scripts/code/where.py gelu
-python scripts/code/where.py matmul
-python scripts/code/where.py all_reduce
+python scripts/code/where.py gelu python scripts/code/where.py matmul python scripts/code/where.py
+all_reduce
 """
 
 from __future__ import annotations

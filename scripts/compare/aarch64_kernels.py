@@ -124,7 +124,7 @@ def put_in_place(emulated: Emulated) -> None:
     """The tests take kernels for this processor, and run them there."""
     from ltc.llvm.compiler import llvm_binding
     from ltc.llvm.emit.isa import NEON
-    from ltc.llvm.native.parallel_compile import Compiling
+    from ltc.llvm.native.kernel_cache import Compiling
     from ltc.llvm.ops import dispatch
     from tests.unit import llvm_kernels
 
@@ -157,7 +157,9 @@ class Plugin:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tests", nargs="*", help="pytest's arguments; else the tests of products")
+    parser.add_argument(
+        "tests", nargs="*", help="pytest's arguments; default: the tests of products"
+    )
     options = parser.parse_args()
     root = HERE.parents[1]
     sys.path.insert(0, str(root))

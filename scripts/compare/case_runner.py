@@ -26,12 +26,13 @@ MORE_TIME = 4  # times as long for a case that took too long: others may have ke
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case.
+    """The outcome of one case.
 
-    name    the case
-    status  what `run_case` answered, or "died" (by a signal or an exit), or "timeout"
-    reason  one line for a reader of the table; empty where all is well
-    detail  a traceback, or what the worker printed last
+    Attributes:
+        name: The case.
+        status: The answer of `run_case`, or "died" (by a signal or an exit), or "timeout".
+        reason: One line for a reader of the table; empty where all is well.
+        detail: A traceback, or the last lines that the worker printed.
     """
 
     name: str
@@ -95,10 +96,11 @@ def run(
 ) -> list[Outcome]:
     """The outcome of every name, in the order of `names`.
 
-    arguments        passed on to each worker
-    processes        workers at a time; worker i takes every `processes`-th name from the i-th on
-    timeout_seconds  for one case; one that takes longer is tried again, with MORE_TIME
-    tell             called with each outcome as it comes
+    Args:
+        arguments: Passed on to each worker.
+        processes: Workers at a time; worker i takes every `processes`-th name from the i-th on.
+        timeout_seconds: For one case; one that takes longer is tried again, with MORE_TIME.
+        tell: Called with each outcome as it comes.
     """
     outcomes = _Told(tell)
     command = [sys.executable, "-W", "ignore", str(script), WORKER, *arguments]

@@ -73,7 +73,7 @@ def running(model: torch.nn.Module, called: Callable, network: Network, batch: d
 
 
 def compared(name: str) -> tuple[bool, str]:
-    """Whether the network passes, and its row."""
+    """Return True if the network passes, and its row."""
     network = network_cases.NETWORKS[name]
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -105,7 +105,7 @@ def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--name", nargs="+", help='such as "timm vit"; twenty without')
+    parser.add_argument("--name", nargs="+", help='such as "timm vit"; default: twenty')
     asked = parser.parse_args().name or [name.replace(":", " ") for name in TWENTY]
     warnings.filterwarnings("ignore")
     print("| network | difference | programs | compiled | ms | compiled ms | ratio |")

@@ -20,7 +20,8 @@ _OTHERS = re.compile(r"^(GLIBC|GLIBCXX|CXXABI|GCC|OMP|GOMP|LIB[A-Z]*GOMP)")
 def put_stand_ins(libraries: Path) -> list[str]:
     """Write one for each library that those of torch need and lack; their names.
 
-    libraries  the folder torch/lib, where torch's own are looked for first
+    Args:
+        libraries: The folder torch/lib, where torch's own are looked for first.
     """
     torchs = sorted(libraries.glob("*.so*"))
     needed = {name for one in torchs for name in _needed(one)}
@@ -44,7 +45,7 @@ def _needed(library: Path) -> list[str]:
 
 
 def _symbols(torchs: list[Path], lacking: set[str]) -> dict[str, dict[str, set[str]]]:
-    """library -> version, "" without one -> names; those of nobody go to the first library."""
+    """Return library -> version, "" without one -> names; other names go to the first library."""
     known = set()
     for one in torchs:
         known |= set(

@@ -123,8 +123,8 @@ def report(outcomes: list[Outcome], target: float) -> str:
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", action="append", default=[], help="an operator; may be repeated")
-    parser.add_argument("--device", default="ltc")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", default="ltc", help="the device to test")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for one case")
     parser.add_argument("--target", type=float, default=95, help="percent; below it, exit code 1")
     parser.add_argument("--json", help="write every outcome here")

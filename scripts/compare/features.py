@@ -3,7 +3,7 @@
     python scripts/compare/features.py [--name vmap] [--details] [--markdown]
 
 Ends with 1 where one is neither equal nor among those that the docs say ltc has not. The programs
-are those of feature_cases.py; `equal` allows what another order of adding changes.
+are those of feature_cases/; `equal` allows what another order of adding changes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import os
 import sys
 import traceback
 import warnings
-
-os.environ.setdefault("LTC_TIER", "native")  # what is compared is what is compiled
 
 import torch
 from feature_cases import FEATURES
@@ -35,7 +33,7 @@ REASONS = {
 
 
 def difference(expected, found, relative: float, absolute: float) -> str:
-    """How two results differ; nothing where they are equal."""
+    """Return how two results differ; "" if they are equal."""
     expected, found = pytree.tree_leaves(expected), pytree.tree_leaves(found)
     if len(expected) != len(found):
         return f"{len(found)} results, not {len(expected)}"
@@ -73,6 +71,7 @@ def judged(name: str, program) -> tuple[str, str, str]:
 
 
 def main() -> int:
+    os.environ.setdefault("LTC_TIER", "native")  # what is compared is what is compiled
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

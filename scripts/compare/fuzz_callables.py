@@ -189,7 +189,7 @@ def _like(value, chance: random.Random, device: str):
 
 
 def _signature(function) -> tuple[tuple[int, ...], list[str]]:
-    """How many positional arguments are worth trying, and the names of the others."""
+    """Return how many positional arguments are worth trying, and the names of the others."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # most of torch's callables are builtins without one
@@ -294,10 +294,12 @@ def report(outcomes: list[Outcome]) -> str:
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", action="append", default=[], help="a callable; may be repeated")
-    parser.add_argument("--device", default="ltc")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", default="ltc", help="the device to test")
+    parser.add_argument(
+        "--draws", type=int, default=20, help="draws of arguments for each callable"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one callable")
     parser.add_argument("--json", help="write every outcome here")
     parser.add_argument(case_runner.WORKER, action="store_true", help=argparse.SUPPRESS)

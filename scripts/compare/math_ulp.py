@@ -48,9 +48,10 @@ def function_of(name: str, count: int = CHUNK) -> Callable[[torch.Tensor], torch
 
 
 def errors(mine: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """How far each is from the exact value, in units in the last place; infinite for wrong kinds.
+    """Return each error from the exact value in units in the last place; infinite for wrong kinds.
 
-    exact  float64
+    Args:
+        exact: float64.
     """
     rounded = exact.float()
     exponent = torch.frexp(exact).exponent.double() - 1
@@ -72,7 +73,7 @@ def inputs(first: int, stride: int) -> torch.Tensor:
 
 @dataclasses.dataclass
 class Finding:
-    """What is known of one function: inputs below `next`, in steps of the stride, were measured."""
+    """The state of one function: inputs below `next`, in steps of the stride, were measured."""
 
     next: int = 0
     worst: float = 0.0
@@ -112,9 +113,11 @@ def load(path: Path | None) -> dict[str, Finding]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("functions", nargs="*", default=list(LIMITS), help="all by default")
-    parser.add_argument("--stride", type=int, default=1, help="every which input; 1: all of them")
-    parser.add_argument("--state", type=Path, help="file to go on from, and to leave findings in")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
+    parser.add_argument(
+        "--stride", type=int, default=1, help="distance between the inputs tried; 1: all inputs"
+    )
+    parser.add_argument("--state", type=Path, help="file of findings, to continue from")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
     options = parser.parse_args()
     until = time.perf_counter() + options.seconds
     found = load(options.state)

@@ -263,7 +263,7 @@ DRAWS = ("mask_time_prob", "mask_feature_prob", "router_jitter_noise")
 
 
 def settings(kind: str, size: dict = TINY, **options) -> transformers.PretrainedConfig:
-    """Those of a small network that draws nothing."""
+    """Return the settings of a small network that draws nothing."""
     config = transformers.AutoConfig.for_model(kind, **(WORD_IDS | size | options))
     parts = [v for v in vars(config).values() if isinstance(v, transformers.PretrainedConfig)]
     for part in (config, *parts):
@@ -288,7 +288,8 @@ def transformer(
 ) -> Network:
     """A network by the class that makes it and the name of its settings.
 
-    way  how a part is computed, where transformers offers several ways
+    Args:
+        way: The implementation of a part for which transformers offers several.
     """
 
     def make():

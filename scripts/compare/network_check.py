@@ -1,22 +1,22 @@
-"""Whether ltc trains a network as rightly as eager PyTorch does, judged by float64.
+"""Check that ltc trains a network as rightly as eager PyTorch does, judged by float64.
 
-One training step gives a loss, outputs, a gradient for each parameter and new buffers. Each of
-them is computed three times: by eager PyTorch in float64, which counts as the truth; by eager
-PyTorch in float32; and by ltc in float32. Distances are Euclidean norms of differences. ltc is
-right where its distance from the truth is at most ten times eager's own distance, or 1e-5 of the
-truth's norm. Of a zero each order of adding leaves something else, so a running mean counts as large as
-what it averages, which its running variance tells, and a bias that has no gradient as its weight.
+One training step gives a loss, outputs, a gradient for each parameter and new buffers. Each of them
+is computed three times: by eager PyTorch in float64, which counts as the truth; by eager PyTorch in
+float32; and by ltc in float32. Distances are Euclidean norms of differences. ltc is right where its
+distance from the truth is at most ten times eager's own distance, or 1e-5 of the truth's norm. Of a
+zero each order of adding leaves something else, so a running mean counts as large as what it
+averages, which its running variance tells, and a bias that has no gradient as its weight.
 
 A relu, a maximum or a choice of experts can make a network jump: where a value lies closer to the
 border than rounding is exact, two right programs fall on different sides. Whether such a border is
 near is asked of float64. Every parameter and every floating input is moved by 2**-20 of itself, 16
 units in the last place of float32, up or down at random, and then by as much the other way. Where
 the network is smooth, the mean of the two gradients is the gradient itself, up to terms of 2**-40.
-A border that one of the two crosses moves the mean by half of its height. A quantity passes "near
-a jump" where its distance exceeds the bound by no more than twice what the mean misses, the largest
-of some directions; where a quantity is beyond it, of some more, since one direction may cross several
-borders whose jumps partly cancel. The losses of the steps that follow the first one are judged in the
-same way.
+A border that one of the two crosses moves the mean by half of its height. A quantity passes "near a
+jump" where its distance exceeds the bound by no more than twice what the mean misses, the largest
+of some directions; where a quantity is beyond it, of some more, since one direction may cross
+several borders whose jumps partly cancel. The losses of the steps that follow the first one are
+judged in the same way.
 
 Networks are made without dropout: the CPU and ltc draw different numbers for one seed, by design.
 The truth is computed twice with different seeds; a network that draws all the same is an error.
@@ -45,12 +45,13 @@ ZERO = 1e-12  # of a number beside it: less is what float64 leaves of a sum that
 
 @dataclass(frozen=True)
 class Network:
-    """What is to be trained.
+    """A network to train.
 
-    model      makes it, with the weights that the seed gives
-    batch      makes its input: tensors in a dictionary
-    loss_of    (loss, outputs) of a model and a batch; outputs may be nested
-    optimizer  of an iterable of parameters
+    Attributes:
+        model: Makes it, with the weights that the seed gives.
+        batch: Makes its input: tensors in a dictionary.
+        loss_of: (loss, outputs) of a model and a batch; outputs may be nested.
+        optimizer: Makes the optimizer of an iterable of parameters.
     """
 
     model: Callable[[], nn.Module]
@@ -75,7 +76,7 @@ class Compared:
 
     @property
     def share(self) -> float:
-        """Of what is allowed without a jump; one or less passes."""
+        """Return the share of the bound without a jump; one or less passes."""
         return self.ltc / self.bound if self.bound else float(self.ltc > 0)
 
     @property
@@ -179,7 +180,7 @@ def train(model: nn.Module, batch: dict, network: Network, mark: Callable, seed:
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a network."""
+    """The result of checking a network."""
 
     parameters: int
     compared: list[Compared]
@@ -237,10 +238,11 @@ def distance(found: dict, truth: dict, name: str) -> float:
 
 
 def size(truth: dict, name: str) -> float:
-    """What a quantity's rounding is relative to: its norm, or that of what it is a zero of.
+    """Return the scale of a quantity's rounding: its norm, or that of the terms it is a zero of.
 
     A running mean is as large as the numbers whose mean it is. A bias whose gradient is nothing in
-    float64 either, as softmax does not see what is added to all scores, is as large as its weight's.
+    float64 either, as softmax does not see what is added to all scores, is as large as its
+    weight's.
     """
     norm = truth[name].norm().item()
     module, _, kind = name.rpartition(".")
@@ -253,13 +255,15 @@ def size(truth: dict, name: str) -> float:
 
 
 def true_quantities(model: nn.Module, batch: dict, network: Network) -> dict:
-    """What training gives in float64."""
+    """Return the quantities of training in float64."""
     truth, again = [
         train(copy.deepcopy(model), batch, network, nothing, seed)[0] for seed in range(2)
     ]
     drawn = [name for name in truth if not torch.equal(truth[name], again[name])]
     if drawn:
-        raise ValueError(f"{drawn[0]} depends on the seed: switch off what draws in the network")
+        raise ValueError(
+            f"{drawn[0]} depends on the seed: switch off the random parts of the network"
+        )
     return truth
 
 

@@ -24,7 +24,7 @@ LINE_BYTES = 1 << 20
 
 
 def in_a_child(known: list[Call]) -> tuple[int, list[str]]:
-    """What `failures` gives, of a copy of this process; a fault where that ends in another way."""
+    """Return the result of `failures` in a copy of this process; a fault if that ends otherwise."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

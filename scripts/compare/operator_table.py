@@ -12,7 +12,7 @@ __all__ = ["op_db"]
 
 
 def _no_test() -> None:
-    """What the search comes to outside PyTorch's own tests."""
+    """Stand for the search outside PyTorch's own tests."""
 
 
 for module in (common_utils, core):

@@ -72,7 +72,7 @@ class Different(Exception):
 
 
 class DifferentValues(Different):
-    """It is of the same kind, type and shape."""
+    """Two results of the same kind, type and shape differ in values."""
 
 
 class RefusedByCpu(Exception):
@@ -137,7 +137,7 @@ _seen: dict[str, int] = {}
 
 
 def externs(outcomes: list[Outcome]) -> str:
-    """How many cases ran each operation in Python, the most frequent first."""
+    """Return how many cases ran each operation in Python, the most frequent first."""
     counts = Counter(name for o in outcomes if o.status == "equal" for name in o.detail.split())
     with_any = sum(bool(o.detail) for o in outcomes if o.status == "equal")
     rows = [f"{count:5}  {name}" for name, count in counts.most_common()]
@@ -180,7 +180,7 @@ def _compare_calls(op, function: Callable, arguments, device: str, variant: str)
 
 
 def as_near_to_float64(function: Callable, arguments, expected, found) -> bool:
-    """Whether no result is farther from that of float64 than the CPU's: its own rounding shows."""
+    """Return True if no result is farther from float64's than the CPU's: its own rounding shows."""
     try:
         exact = _tensors(call(function, tree_map(_widened, copied(arguments))))
     except Exception:  # the operator has no float64
@@ -338,7 +338,7 @@ class _SeesRandomOps(TorchDispatchMode):
 
 
 def _is_random(function: Callable, arguments) -> bool:
-    """Whether the call draws random numbers that its results depend on.
+    """Return True if the call draws random numbers that its results depend on.
 
     The tag alone does not say: attention without dropout carries it too.
     """
@@ -419,10 +419,15 @@ def report(outcomes: list[Outcome], target: float) -> str:
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", action="append", default=[], help="an operator; may be repeated")
-    parser.add_argument("--variant", action="append", choices=list(VARIANTS))
-    parser.add_argument("--device", default="ltc")
-    parser.add_argument("--samples", type=int, default=6)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--variant",
+        action="append",
+        choices=list(VARIANTS),
+        help="a way to call each operator; may be repeated; default: all",
+    )
+    parser.add_argument("--device", default="ltc", help="the device to test")
+    parser.add_argument("--samples", type=int, default=6, help="samples of each operator")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for one case")
     parser.add_argument("--target", type=float, default=98.5, help="percent; below it, exit code 1")
     parser.add_argument("--json", help="write every outcome here")

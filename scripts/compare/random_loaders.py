@@ -36,8 +36,8 @@ import case_runner
 
 from ltc.device.recording.tensors import upload_many
 from ltc.distributed import loader_epoch
-from ltc.utils import batch_source
-from ltc.utils.transfer import ToLazyTensorArena
+from ltc.training_loop import batch_source
+from ltc.training_loop.transfer import ToLazyTensorArena
 from tests.distributed.random_loaders import ALL_SOURCES, Program, judged
 
 BLOCK = 50  # programs between two lines of progress
@@ -91,12 +91,22 @@ def run_case(name: str) -> case_runner.Outcome:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=None, help="of the first; default: a new one")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="of one program")
-    parser.add_argument("--only", choices=ALL_SOURCES, metavar="SOURCE")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the first loader; default: a new one"
+    )
+    parser.add_argument("--count", type=int, default=200, help="number of programs")
+    parser.add_argument(
+        "--limit", type=float, default=60, metavar="SECONDS", help="time limit of one program"
+    )
+    parser.add_argument(
+        "--only", choices=ALL_SOURCES, metavar="SOURCE", help="use this kind of source alone"
+    )
     parser.add_argument("--text", action="store_true", help="print the program and stop")
-    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument(
+        "--fault",
+        choices=FAULTS,
+        help="put this fault in, and count the programs until it is found",
+    )
     parser.add_argument(case_runner.WORKER, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

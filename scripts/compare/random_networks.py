@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 BATCH = 500  # networks that one process tries: what it keeps of them goes with it
 # The tiers that repeated networks have to reach, by what LTC_TIER is.
-REACHED = {"auto": ("interpreted", "compiled", "symbolic"), "native": ("compiled", "symbolic")}
+REACHED = {"auto": ("immediate", "compiled", "symbolic"), "native": ("compiled", "symbolic")}
 PATIENCE_SECONDS = 300  # for one network
 SHRINKING_SECONDS = 240
 SETTINGS = {
@@ -79,7 +79,7 @@ def shrinks(seed: int) -> None:
     network, verdict = tried(seed)
     say(network)
     if not str(verdict):
-        raise SystemExit(f"network {seed} does not fail any more")
+        raise SystemExit(f"network {seed} no longer fails")
     smallest(network, verdict, say)
 
 
@@ -94,10 +94,12 @@ class Worker:
     """Processes that try networks, one after the other; a network that ends one has failed."""
 
     def __init__(self, options: argparse.Namespace, kernels: str) -> None:
-        """
-        options  backend: what LTC_BACKEND is to be, or nothing; tier: LTC_TIER; level: of code
-                 generation
-        kernels  the folder of the kernels that a process before has compiled
+        """Prepare a worker.
+
+        Args:
+            options: With backend, the LTC_BACKEND or nothing; tier, the LTC_TIER; level, of code
+                generation.
+            kernels: The folder of the kernels that a process before has compiled.
         """
         self.level = options.level
         self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
@@ -145,7 +147,7 @@ class Worker:
         )
 
     def _lines(self, process: subprocess.Popen) -> Iterator[dict]:
-        """What it prints; it ends where it prints nothing for too long."""
+        """Give the lines it prints; stop if it prints nothing for too long."""
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while True:
@@ -290,24 +292,28 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=0, help="networks (default 1000)")
     parser.add_argument("--seed", default="random", help="the first seed, or random")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
-    parser.add_argument("--backend", default="", help="what LTC_BACKEND is to be")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
+    parser.add_argument("--minutes", type=float, default=0, help="stop after this time")
+    parser.add_argument("--backend", default="", help="the value of LTC_BACKEND")
     parser.add_argument(
         "--tier",
         default="native",
         choices=["native", "auto", "op_by_op", "changing"],
-        help="what LTC_TIER is to be; auto: nearly all run on PyTorch's kernels, call by call; "
+        help="the value of LTC_TIER; auto: nearly all run on PyTorch's kernels, call by call; "
         "changing: another one after each mark, and each network three times",
     )
-    parser.add_argument("--runs", choices=["once", "repeated"], default="once", help="of a network")
+    parser.add_argument(
+        "--runs", choices=["once", "repeated"], default="once", help="runs of a network"
+    )
     parser.add_argument("--batch", type=int, default=BATCH, help="networks that a process tries")
     level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
     parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)
     done = "a file that gets a line for each network: those that it names are not run again"
     parser.add_argument("--done", default="", help=done)
     parser.add_argument("--every", type=float, default=60, help="seconds between lines")
-    parser.add_argument("--no-shrink", dest="shrink", action="store_false")
+    parser.add_argument(
+        "--no-shrink", dest="shrink", action="store_false", help="print failures as drawn"
+    )
     parser.add_argument("--text", action="store_true", help="print the program of --seed")
     parser.add_argument("--tries", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--shrinks", type=int, help=argparse.SUPPRESS)

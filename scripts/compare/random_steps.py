@@ -33,29 +33,33 @@ COUNTED = {
     "ReplayChecks": "checked",
     "ReplayRefused": "functions refused",
     "UncachedCompile": "programs compiled",
-    "InterpretedPrograms": "interpreted first",
-    "InterpretedRuns": "runs interpreted",
+    "ImmediateSteps": "immediate steps",
+    "SideExits": "side exits",
+    "CallByCallRuns": "runs call by call",
     "SymbolicPrograms": "programs of symbols",
-    "InterpretedSizes": "runs at sizes of symbols",
+    "SymbolicSizes": "runs at sizes of symbols",
 }
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=None, help="of the first; default: a new one")
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the first program; default: a new one"
+    )
+    parser.add_argument("--count", type=int, default=100, help="number of programs")
     parser.add_argument("--text", action="store_true", help="print the function and stop")
     parser.add_argument("--aliases", action="store_true", help="arguments share memory")
     parser.add_argument("--tier", choices=aliased_steps.TIERS, help="with --aliases; default: each")
-    parser.add_argument("--done", type=Path, help="a file with what was done, to go on from")
+    parser.add_argument("--done", type=Path, help="a file of the finished seeds, to continue from")
     return parser.parse_args()
 
 
 class Run:
-    """What is done of a run, kept in a file if there is one.
+    """The progress of a run, kept in a file if there is one.
 
-    first, end  the seeds: of the first program, and behind the last
-    next        of the first that is still to be looked at
+    Attributes:
+        first, end: The seeds: of the first program, and behind the last.
+        next: The seed of the first program still to be checked.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -72,7 +76,7 @@ class Run:
         self.end = self.first + options.count
 
     def seeds(self) -> Iterator[int]:
-        """Those that are left; each is done once the next is asked for."""
+        """Give the remaining seeds; each is done once the next is asked for."""
         while self.next < self.end:
             yield self.next
             self.next += 1
@@ -111,7 +115,7 @@ def main() -> int:
             run.counts["impure"] += step_functions.step_function(seed).is_impure
     print(", ".join(f"{name} {count}" for name, count in run.counts.items()))
     if not run.is_good and not run.counts["failed"]:
-        print("nothing was replayed, or nothing compiled")
+        print("no call was replayed, or no program compiled")
     return 0 if run.is_good else 1
 
 

@@ -35,8 +35,8 @@ from tests.random_sums import RandomSums
 from tests.recorders import in_a_new_thread
 
 RUNS = {
-    "interpreted": "InterpretedRuns",
-    "op by op": "OpByOpSteps",
+    "interpreted": "CallByCallRuns",
+    "op by op": "ImmediateSteps",
     "compiled": "UncachedCompile",
     "of any size": "SymbolicSizes",
 }
@@ -137,8 +137,8 @@ def run(first: int, count: int, log: Log) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, help="of the first; default: a new one")
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, help="seed of the first sum; default: a new one")
+    parser.add_argument("--count", type=int, default=100, help="number of sums")
     parser.add_argument("--log", type=Path, help="a file with a line for each program")
     parser.add_argument(
         "--faults", action="store_true", help="put each fault back, and look for it"

@@ -86,7 +86,7 @@ def row(outcome: Outcome) -> list[str]:
 
 
 def relative(distance: float, norm: float) -> str:
-    """Of the norm, if that is not itself what rounding leaves of a zero."""
+    """Return the share of the norm, unless that itself is a zero's rounding."""
     return f"{distance / norm:.1e}" if norm > distance else f"{distance:.1e} of 0"
 
 
@@ -109,7 +109,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--all", action="store_true", help="every network")
-    options.add_argument("--name", action="append", default=[], help="those whose name has this")
+    options.add_argument("--name", action="append", default=[], help="networks whose name has this")
     options.add_argument("--markdown", action="store_true", help="the table of the docs")
     options.add_argument("--details", action="store_true", help="every quantity, or the traceback")
     options.add_argument("--processes", type=int, default=1, help="networks at a time")

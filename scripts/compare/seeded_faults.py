@@ -2,7 +2,7 @@
 
     python scripts/compare/seeded_faults.py [--fault NAME ...] [--networks N | --steps N]
 
-Each fault makes a kernel read memory that nobody wrote, leave some of its result unwritten, or
+Each fault makes a kernel read unwritten memory, leave some of its result unwritten, or
 write beside a value; or it makes two values share their memory. Each runs in a process of its own,
 with programs that are right without it. With --networks the programs are networks at random
 (tests/random_networks.py), and it is told after how many of them a fault shows: with LTC_CHECK=1,
@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from torch.nn import functional as F
 import ltc  # noqa: F401  makes the device known
 from ltc import config
 from ltc.backends.llvm.liveness import Lifetimes
+from ltc.device.torch_device import storage_of
 from ltc.errors import MemoryFault
 from ltc.ir import ops
 from ltc.llvm.conv import nhwc_input_tile
@@ -41,7 +41,8 @@ from ltc.llvm.loops import rows as loop_rows
 from ltc.llvm.ops import dispatch, primitives  # fmt: skip
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
-from ltc.replay import aliases, objects, reachable, replay_plan
+from ltc.replay import aliases, contents, replay_plan
+from ltc.replay.guard import Changed
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of the tests, for their networks
 
@@ -91,7 +92,7 @@ def the_rest_of_a_row_is_not_stored():
 
 @fault
 def the_last_unit_of_work_is_missing():
-    """A row, strip or group of rows of each kernel is nobody's."""
+    """Leave a row, strip or group of rows of each kernel to no task."""
 
     def all_but_one(share):
         return lambda self, units: share(self, units - 1)
@@ -101,7 +102,7 @@ def the_last_unit_of_work_is_missing():
 
 @fault
 def the_last_rows_of_a_product_are_missing():
-    """Those that fill no whole block."""
+    """Leave out the rows that fill no whole block."""
 
     def whole_blocks(each_height):
         def rows(self, number, start, depth, spot):
@@ -119,7 +120,7 @@ def the_last_rows_of_a_product_are_missing():
 
 @fault
 def the_border_of_a_convolution_is_not_cleared():
-    """The copy of some lines, on the stack, has padding that nobody wrote."""
+    """Leave the padding of the copied lines, on the stack, unwritten."""
     replace(
         nhwc_input_tile.InputTile, "_clear", lambda right: lambda self, target, first, end: None
     )
@@ -127,7 +128,7 @@ def the_border_of_a_convolution_is_not_cleared():
 
 @fault
 def a_scatter_does_not_begin_with_its_base():
-    """What no index names is not copied."""
+    """Leave out the copy of elements that no index names."""
     for op in (ops.PUT, ops.SCATTER):
         row = primitives.PRIMITIVES[op]
         primitives.PRIMITIVES[op] = dataclasses.replace(
@@ -165,7 +166,7 @@ def the_mask_of_a_rest_is_one_lane_too_wide():
 
 @fault
 def scratch_memory_is_a_cache_line_short():
-    """What the kernels of one product pass on is longer than its place."""
+    """Make the memory that kernels of one product share shorter than its content."""
     replace(
         dispatch, "ScratchBuffer",
         lambda buffer: lambda owner, name, nbytes: buffer(owner, name, max(8, nbytes - ALIGNMENT)),
@@ -207,51 +208,65 @@ def lives_end_one_step_early():
 # --- which calls are the same --------------------------------------------------------------------
 
 
+def replace_places(make: Callable[[Any], Any]) -> None:
+    replace(aliases, "places_of", make)
+    replay_plan.places_of = aliases.places_of
+
+
 @fault_of_replays
 def a_base_stands_for_its_views():
-    """Views of what a program is given are not looked at: their offset, or whether they are any."""
+    """Views are not looked at: their offset, or whether they are any."""
 
-    def of_bases(lines_of_roots):
-        def lines(places, found, used, names):
-            whole = {place.root for place in places if not place.chain}
-            kept = [
-                (aliases.Place(place.root, place.chain, number), one)
-                for number, (place, one) in enumerate(
-                    (p, f) for p, f in zip(places, found) if not p.chain or p.root not in whole
-                )
-            ]
-            return lines_of_roots(*zip(*kept), used, names)
+    def of_bases(places_of):
+        def places(tensors, bases):
+            numbers, found = places_of(tensors, bases)
+            return numbers, [one[0] if isinstance(one, tuple) else one for one in found]
 
-        return lines
+        return places
 
-    replace(replay_plan, "lines_of_roots", of_bases)
-    replace(aliases.TensorPlaces, "situation", lambda right: lambda self: 0)
+    replace_places(of_bases)
 
 
 @fault_of_replays
 def offsets_of_views_are_not_compared():
-    """How a view is derived from its base decides nothing."""
+    """Ignore how a view is derived from its base."""
 
-    def without_chains(lines_of_roots):
-        def lines(*args):
-            code = list(lines_of_roots(*args))
-            return [re.sub(r"(s\d+)\.chain == chain\d+", r"\1.chain", line) for line in code]
+    def without_chains(places_of):
+        def places(tensors, bases):
+            numbers, found = places_of(tensors, bases)
+            return numbers, [(one[0], ()) if isinstance(one, tuple) else one for one in found]
 
-        return lines
+        return places
 
-    replace(replay_plan, "lines_of_roots", without_chains)
+    replace_places(without_chains)
 
 
 @fault_of_replays
 def two_arguments_may_be_one_memory():
-    """That bases are different ones is not looked at."""
-    replace(aliases, "_lines_of_difference", lambda right: lambda *args: ())
+    """Ignore that bases are different ones."""
+
+    def of_any_tensors(right):
+        def bases_of(self, tensors, moving):
+            found = dict(enumerate(self._known))
+            for place, tensor in zip(self._places, moving, strict=True):
+                state = storage_of(tensor).lazy
+                number, chain = place if isinstance(place, tuple) else (place, None)
+                is_alike = chain == (None if state.base is None else state.chain)
+                if not is_alike or found.setdefault(number, state.base or state) is not (
+                    state.base or state
+                ):
+                    raise Changed
+            return list(found.values())
+
+        return bases_of
+
+    replace(replay_plan.ReplayPlan, "_bases_of", of_any_tensors)
 
 
 @fault_of_replays
 def names_of_attributes_are_those_of_globals():
     """Every name in the code counts as one of a global."""
-    replace(reachable, "globals_in", lambda right: lambda code: set(objects.names_in(code)))
+    replace(contents, "globals_in", lambda right: lambda code: frozenset(contents.names_in(code)))
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -322,7 +337,7 @@ def run(program: Callable[[Given], torch.Tensor]) -> None:
 
 
 def found_in_programs(begins: Callable[[int], None]) -> str | None:
-    """What LTC_CHECK says of the first program in which it finds anything."""
+    """Return the finding of LTC_CHECK in the first program that has one."""
     for program in PROGRAMS:
         try:
             run(program)
@@ -371,7 +386,9 @@ def found_by_random(look: Look, seed: Callable[[], None], count: int) -> str | N
 
 
 def what_programs_show(look: Look, seeds: range, seed: Callable[[], None]) -> str | None:
-    """What `look` finds in the code with a fault; one that ends its process has failed too."""
+    """Return the finding of `look` in the code with a fault; one that ends its process has failed
+    too.
+    """
     try:
         return in_a_process_of_its_own(functools.partial(look, seeds), seed)
     except ProcessEnded as ended:
@@ -395,11 +412,12 @@ class ProcessEnded(RuntimeError):
 def in_a_process_of_its_own(
     look: Callable[[Callable[[int], None]], str | None], seed: Callable[[], None]
 ) -> str | None:
-    """What `look` finds in code that `seed` has changed, in a child that ends with it.
-
-    look  is given what it tells each number that it begins with
+    """Return the finding of `look` in code that `seed` has changed, in a child that ends with it.
 
     Raises ProcessEnded where the child ends in any other way.
+
+    Args:
+        look: Gets a function to call with each number that it begins with.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -427,7 +445,7 @@ def begins(writer: int, number: int) -> None:
 
 
 def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator[bool]:
-    """Whether each is as it should be; a line for each."""
+    """Give True for each fault that is found as it should be; print a line for each."""
     for name in names:
         try:
             found = look({**FAULTS, **OF_REPLAYS}.get(name, no_fault))
@@ -441,7 +459,12 @@ def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", action="append", choices=[WITHOUT, *FAULTS, *OF_REPLAYS])
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=[WITHOUT, *FAULTS, *OF_REPLAYS],
+        help="a fault to put in; may be repeated; default: all",
+    )
     parser.add_argument("--networks", type=int, metavar="N", help="networks at random, at most N")
     parser.add_argument("--steps", type=int, metavar="N", help="step functions, at most N")
     options = parser.parse_args()

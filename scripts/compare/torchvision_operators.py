@@ -20,7 +20,7 @@ library = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def loads() -> bool:
-    """Whether torchvision's own library can be loaded into this torch."""
+    """Return True if torchvision's own library can be loaded into this torch."""
     package = Path(importlib.util.find_spec("torchvision").origin).parent
     try:
         torch.ops.load_library(package / "_C.so")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from seeded_faults import WITHOUT, in_a_process_of_its_own, no_fault, replace
 
 from ltc import config
-from ltc.backends.interpreter import torch_functions
+from ltc.backends import kernel_call
 from ltc.ir import build
 from ltc.llvm.loops import values
 from tests.value_checks import failure_of
@@ -49,7 +49,7 @@ def nothing_is_reported() -> None:
 
 def gradients_look_at_nothing() -> None:
     """The kernels of gradients that trust their forward are run as they are."""
-    torch_functions._LOOKS_FIRST.clear()
+    kernel_call._LOOKS_FIRST.clear()
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -70,7 +70,7 @@ def first_failure(seeds: range, begins: Callable[[int], None]) -> str | None:
 
 
 def all_failures(seeds: range) -> int:
-    """How many programs are wrong; each is printed."""
+    """Return how many programs are wrong; each is printed."""
     failures = 0
     for seed in seeds:
         failure = failure_of(seed)
@@ -92,9 +92,9 @@ def faults_missed(seeds: range) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first program")
     parser.add_argument("--count", type=int, default=200, help="programs; of each fault, at most")
-    parser.add_argument("--faults", action="store_true", help="leave out one check after the other")
+    parser.add_argument("--faults", action="store_true", help="leave out the checks, one at a time")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.count)
     with config.override(LTC_CACHE=0):

@@ -42,10 +42,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
-    parser.add_argument("--torch", nargs="+", help="minors or versions; all of them without")
+    parser.add_argument("--torch", nargs="+", help="minors or versions; default: all")
     parser.add_argument("--python", nargs="+", default=[this], help="versions of Python")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of torch")
-    parser.add_argument("--tests", nargs="+", default=QUICK, help="what pytest is given")
+    parser.add_argument("--tests", nargs="+", default=QUICK, help="arguments of pytest")
     asked = parser.parse_args()
     rows = []
     for python in asked.python:

@@ -1,16 +1,16 @@
-"""What must be flat once every table is full: memory, its maps, open files and threads.
+"""Check that memory, its maps, open files and threads stay flat once every table is full.
 
     python scripts/stress/bounds.py [--only shapes] [--shapes 100000] [--compiled 3000] [--drawn 10000]
                                     [--threads 1000]
 
-shapes    so many steps, each of another shape, as they come: interpreted, or call by call
-compiled  so many steps of other shapes whose programs are all compiled: more than are kept
-drawn     so many training steps of shapes drawn at random from 10000: one program of symbols
-threads   so many threads that come and go, and each records a step of its own
+shapes    steps of as many different shapes, run by the default policy
+compiled  steps of as many different shapes, each compiled: more programs than the cache keeps
+drawn     training steps of shapes drawn at random from 10000: one program of symbols
+threads   threads that each record one step and end
 
-Each runs in a process of its own. A line is printed for every tenth, with the figures and the largest
-tables of ltc's modules; a finding is growth between the half and the end of a run. Of `drawn` the
-processor time of a step is flat as well: "us", the median of a tenth's steps.
+Each runs in a process of its own. A line is printed for every tenth, with the figures and the
+largest tables of ltc's modules; a finding is growth between the half and the end of a run. Of
+`drawn` the processor time of a step is flat as well: "us", the median of a tenth's steps.
 """
 
 from __future__ import annotations
@@ -161,11 +161,11 @@ def findings(name_of_run: str, seen: list[dict[str, int]]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=RUNS)
-    parser.add_argument("--shapes", type=int, default=100_000)
-    parser.add_argument("--compiled", type=int, default=3_000)
-    parser.add_argument("--drawn", type=int, default=10_000)
-    parser.add_argument("--threads", type=int, default=1_000)
+    parser.add_argument("--only", choices=RUNS, help="run this one alone")
+    parser.add_argument("--shapes", type=int, default=100_000, help="number of different shapes")
+    parser.add_argument("--compiled", type=int, default=3_000, help="number of compiled shapes")
+    parser.add_argument("--drawn", type=int, default=10_000, help="number of drawn shapes")
+    parser.add_argument("--threads", type=int, default=1_000, help="number of threads")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:

@@ -74,7 +74,8 @@ _HAS_NO_TENSOR = ("barrier", "objects", "meet", "new_group", "new_world", "end_g
 class Step:
     """One step of a sequence.
 
-    group  the number of a process group in the sequence; -1: the world's, or ltm's
+    Attributes:
+        group: The number of a process group in the sequence; -1: the world's, or ltm's.
     """
 
     number: int
@@ -90,7 +91,7 @@ class Step:
 
 @dataclass
 class Sequence:
-    """What all ranks run, and the fault of one of them."""
+    """The steps that all ranks run, and the fault of one of them."""
 
     seed: int
     ranks: int
@@ -224,7 +225,7 @@ def _fits(fault: str, step: Step, found: Sequence) -> bool:
 
 
 def given(step: Step, rank: int) -> torch.Tensor:
-    """What a rank gives: small whole numbers, whose sums are exact in every dtype."""
+    """Return a rank's operand: small whole numbers, whose sums are exact in every dtype."""
     numbers = (torch.arange(step.elements) * 3 + 7 * rank + step.number) % 5
     return numbers.to(getattr(torch, step.dtype))
 
@@ -477,7 +478,7 @@ LIMIT_SECONDS = 60.0  # of a sequence: a hang
 
 
 def ends_of(found: Sequence, put_back: Callable[[], None], folder: str) -> list[list[str]]:
-    """How each rank ended; the processes are forked from this one, which has no threads."""
+    """Return how each rank ended; the processes are forked from this one, which has no threads."""
     store = f"{folder}/store{found.seed}"
     in_processes = found.transport != "threads"
     running = {}
@@ -496,6 +497,9 @@ def ends_of(found: Sequence, put_back: Callable[[], None], folder: str) -> list[
 
 
 def _collected(running: dict[int, int], folder: str, in_processes: bool) -> list[list[str]]:
+    def as_ends(*end: str) -> list[Any]:  # of one rank, or of the threads of all
+        return list(end) if in_processes else [list(end)]
+
     deadline, ends = time.monotonic() + LIMIT_SECONDS, {}
     while running:
         for child, rank in list(running.items()):
@@ -504,19 +508,21 @@ def _collected(running: dict[int, int], folder: str, in_processes: bool) -> list
                 del running[child]
                 left = Path(folder, f"end{rank}")
                 code = os.waitstatus_to_exitcode(status)
-                ends[rank] = json.loads(left.read_text()) if left.exists() else ["died", str(code)]
+                ends[rank] = (
+                    json.loads(left.read_text()) if left.exists() else as_ends("died", str(code))
+                )
                 left.unlink(missing_ok=True)
             elif time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 del running[child]
-                ends[rank] = ["hang", ""]
+                ends[rank] = as_ends("hang", "")
         time.sleep(0.005)
     return [ends[rank] for rank in sorted(ends)] if in_processes else ends[0]
 
 
 def judged(found: Sequence, ends: list[list[str]]) -> str:
-    """What is wrong with the ends of a sequence; "" where they are as they should be."""
+    """Return the error in the ends of a sequence; "" if they are as they should be."""
     kinds = [kind for kind, *_ in ends]
     if all(kind == "right" for kind in kinds):
         is_message = bool(found.fault) and found.steps[found.place].call == "message"
@@ -539,13 +545,13 @@ def judged(found: Sequence, ends: list[list[str]]) -> str:
 
 
 def _no_scale() -> None:
-    """What is done with a sum is no part of what replicas compare."""
+    """Leave the scale of a sum out of the replicas' comparison."""
     for module in (recorded_sums, collectives):
         module.agreed_scale = lambda scale, like: ("", [])
 
 
 def _by_name() -> None:
-    """What ranks share is found by the name of their group, and outlives it."""
+    """Find the ranks' shared files by the name of their group, so that they outlive it."""
     make, known = group_calls._made, {}
 
     def made(group, store, ranks):
@@ -578,7 +584,7 @@ PUT_BACK: dict[str, Callable[[], None]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=20, help="how many sequences")
+    parser.add_argument("--count", type=int, default=20, help="number of sequences")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first")
     parser.add_argument("--put-back", choices=[*PUT_BACK], help="an old fault: until it is found")
     parser.add_argument("--verbose", action="store_true", help="a line for each sequence")

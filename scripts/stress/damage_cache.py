@@ -30,7 +30,6 @@ from torch import nn
 import ltc  # noqa: F401  adds the device
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.device.shapes import type_cache
 from ltc.llvm.compiler import llvm_binding
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support import disk_cache
@@ -113,14 +112,13 @@ DAMAGES = (
 
 
 def files(folder: Path) -> list[Path]:
-    """What is kept, without the key."""
+    """Return the kept files, without the key."""
     return sorted(p for p in folder.iterdir() if len(p.name) == 64 and p.is_file())
 
 
 def forget() -> None:
-    """As in a new process: no program, no kernel, no answer, no cache that has warned."""
+    """Forget programs, kernels, answers and warned caches, as in a new process."""
     PROGRAMS.clear()
-    type_cache._read.clear()
     disk_cache._caches.clear()
     llvm_binding.host.cache_clear()
     gc.collect()
@@ -145,7 +143,7 @@ def trained(layers: int = 2, extra: Iterable[nn.Module] = (), batch: int = 8) ->
 
 
 def finding_of(folder: Path, whole: dict[str, bytes], expected: list[float]) -> str | None:
-    """What is wrong with a run on the damaged cache; None where all is well."""
+    """Return the error of a run on the damaged cache; None if all is well."""
     forget()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -205,7 +203,7 @@ def damage_and_train(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000, help="files that are damaged in all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     options = parser.parse_args()
     started = time.monotonic()
     counted: collections.Counter[str] = collections.Counter()

@@ -34,7 +34,7 @@ SETTINGS = {"LTC_TIER": "native", "OMP_NUM_THREADS": "1", "LTC_PEER_TIMEOUT": "2
 
 
 class Wrong(Exception):
-    """What went wrong in a run."""
+    """A run went wrong."""
 
 
 def launched(folder: Path, chosen: argparse.Namespace, replicas: int = 2) -> subprocess.Popen:
@@ -141,11 +141,11 @@ def undisturbed(folder: Path, chosen: argparse.Namespace) -> float:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--only", choices=DEATHS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--interval", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=50, help="number of runs")
+    parser.add_argument("--only", choices=DEATHS, help="use this kind of death alone")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of each training")
+    parser.add_argument("--interval", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that make a hang")
     chosen = parser.parse_args(arguments)
     wrong = 0

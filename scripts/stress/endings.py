@@ -193,7 +193,7 @@ def live(phase: str, way: str, seconds: float, folder: str, limit: float) -> NoR
 
 
 def processes_of(mark: str) -> list[int]:
-    """Those with that mark in their environment, but this one, that are not over."""
+    """Return the running processes, but this one, with that mark in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ def said_in(folder: str) -> str:
 
 
 def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
-    """What was wrong with one program; None where it ended as it should."""
+    """Return the error of one program; None if it ended as it should."""
     folder = tempfile.mkdtemp()  # no TemporaryDirectory: the child's exit functions would remove it
     try:
         return finding_in(folder, phase, way, seconds, limit)
@@ -263,10 +263,10 @@ def finding_in(folder: str, phase: str, way: str, seconds: float, limit: float) 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--phase", choices=PHASES)
-    parser.add_argument("--way", choices=(*SENT, *OWN))
+    parser.add_argument("--count", type=int, default=500, help="number of endings")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--phase", choices=PHASES, help="end programs in this phase alone")
+    parser.add_argument("--way", choices=(*SENT, *OWN), help="end programs in this way alone")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that make a hang")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a child of fork has no thread pool

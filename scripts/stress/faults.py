@@ -116,14 +116,14 @@ def check_all_ended(folder: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has waited for is dead."""
+    """Return True if the process runs; one that was never waited for is dead."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def launch_folders(folder: str) -> set[str]:
-    """What the ranks met in: other programs have such folders too."""
+    """Return the folders the ranks met in: other programs have such folders too."""
     found = {path.read_text() for path in Path(folder).glob("pid-*")} - {""}
     check(bool(found), "no rank named its folder")
     return found
@@ -269,11 +269,13 @@ def run_all(chosen: argparse.Namespace) -> int:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1, help="of each case")
-    parser.add_argument("--sample", type=int, default=0, help="draw so many cases; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the drawing")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each case")
+    parser.add_argument("--sample", type=int, default=0, help="number of cases to draw; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the drawing")
     parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="that a death may take")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="seconds that a death may take"
+    )
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that make a hang")
     parser.add_argument("--rank-dies", nargs=2, help=argparse.SUPPRESS)  # one of torchrun's ranks
     parser.add_argument("--parent-waits", help=argparse.SUPPRESS)

@@ -1,11 +1,11 @@
-"""How fast Python runs beside a program, and what a launch costs besides its kernels.
+"""Measure Python's speed beside a program, and the cost of a launch besides its kernels.
 
     python scripts/stress/free_python.py
 
 A Python thread counts while the device's thread runs matrix products back to back on one thread of
-the machine's two or more. Its speed is compared with counting alone, and with counting while another
-process runs the same products: cores that share their units are slower then too, but the process
-has a lock of its own. The launch of a small program is compared with its one native call.
+the machine's two or more. Its speed is compared with counting alone, and with counting while
+another process runs the same products: cores that share their units are slower then too, but the
+process has a lock of its own. The launch of a small program is compared with its one native call.
 """
 
 from __future__ import annotations

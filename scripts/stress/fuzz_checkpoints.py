@@ -243,7 +243,7 @@ def mutated(number: int, original: bytes) -> tuple[bytes, bool]:
 
 
 def finding(number: int, original: bytes, folder: Path) -> str | None:
-    """What is wrong with how file `number` is treated; None where all is well."""
+    """Return the error in the treatment of file `number`; None if all is well."""
     content, must_fail = mutated(number, original)
     path = folder / "file"
     path.write_bytes(content)
@@ -284,7 +284,7 @@ def read_all(loaded: Any) -> None:
 
 
 def state() -> dict[str, Any]:
-    """What an archive holds here: nothing but what torch.load makes by default."""
+    """Return the content of the archive here: only objects that torch.load makes by default."""
     x = torch.arange(24.0)
     kinds = (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
     made: dict[str, Any] = {str(kind): (x + 1).to(kind) for kind in kinds}
@@ -345,7 +345,7 @@ def damaged_archive(number: int, original: bytes) -> bytes:
 
 
 def finding_in_archive(number: int, original: bytes, folder: Path) -> str | None:
-    """What is wrong with how a damaged archive is treated; None where all is well."""
+    """Return the error in the treatment of a damaged archive; None if all is well."""
     path, expected = folder / "file", state()
     content = damaged_archive(number, original)
     path.write_bytes(content)
@@ -401,9 +401,9 @@ def limit_memory() -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--kind", choices=KINDS, default="xser")
+    parser.add_argument("--count", type=int, default=10_000, help="number of files")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    parser.add_argument("--kind", choices=KINDS, default="xser", help="kind of the files")
     parser.add_argument("--here", action="store_true", help="in this process, as the parent asks")
     chosen = parser.parse_args(arguments)
     if not chosen.here:  # in a child, because a crash is a finding too

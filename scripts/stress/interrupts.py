@@ -11,8 +11,9 @@ optimizer's is a program of its own, and may round differently, as may one whose
 meanwhile: such are counted apart.) An instant that takes longer than --limit seconds is a hang: all
 stacks are printed, and the code is 1.
 
-The table says what the training was at when the interrupt came out, which is where its own code is
-at work: what comes within a mark, a backward or an optimizer's step comes out behind it.
+The table says which part of the step the interrupt came out of. That is where the program's own code is
+at work, or a mark or read before it begins: an interrupt that comes within a mark, a backward or an
+optimizer's step comes out behind it.
 
 steady    a step that was recorded before
 shapes    a new shape at every step: recorded and run on PyTorch's kernels
@@ -53,9 +54,10 @@ WARM_UP = 4  # times through all steps, before the first instant
 
 
 class Training:
-    """A small network under momentum or Adam, and what of a step is under way.
+    """A small network under momentum or Adam, and the part of a step under way.
 
-    phase  what the step is doing, for the table
+    Attributes:
+        phase: The step's present part, for the table.
     """
 
     def __init__(self, name: str, folder: Path):
@@ -146,7 +148,7 @@ class Training:
 
 
 def _is_close(state: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
-    """Whether they are one, but for the rounding of sums in another order."""
+    """Return True if they are one, but for the rounding of sums in another order."""
     pairs = [
         [torch.frombuffer(bytearray(x), dtype=torch.float32) for x in p] for p in zip(state, other)
     ]
@@ -154,7 +156,7 @@ def _is_close(state: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the signal's handler raises."""
+    """Raised by the signal's handler."""
 
 
 class Alarm:
@@ -180,7 +182,7 @@ alarm = Alarm()
 
 
 def known_states(training: Training) -> list[tuple[bytes, ...]]:
-    """The state before each step and after the last, of a training that nobody disturbs."""
+    """Return the state before each step and after the last, of an undisturbed training."""
     for _ in range(WARM_UP):
         training.begin_anew()
         states = [training.state(), *[training.state() for _ in training.steps_from(0)]]
@@ -276,8 +278,8 @@ WAYS = ("steady", "shapes", "compile", "op_by_op", "replay", "loader", "saving",
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="instants in all")
-    parser.add_argument("--only", choices=WAYS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=WAYS, help="interrupt in this way alone")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that make a hang")
     chosen = parser.parse_args(arguments)
     ways, failures = [chosen.only] if chosen.only else WAYS, 0

@@ -184,8 +184,10 @@ def run(way: str, count: int, seed: int = 0) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument("--count", type=int, default=200, help="number of kills")
+    parser.add_argument(
+        "--way", choices=WAYS, action="append", help="a way to save; may be repeated; default: all"
+    )
     parser.add_argument(
         "--crash-loop", action="store_true", help="kill each child in its first save"
     )

@@ -20,7 +20,7 @@ _MOUNTED = 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"'
 
 
 def options_of(size: str) -> str:
-    """What the file system is mounted with: of so many megabytes, or one that takes nothing."""
+    """Return the mount options of the file system: of so many megabytes, or one that takes nothing."""
     return "ro" if size == "none" else f"size={size}m"
 
 
@@ -38,7 +38,9 @@ def passes(size: str, tests: list[str]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["none", "16", "64"], help="in MB, or none")
-    parser.add_argument("tests", nargs="*", default=["tests/distributed"])
+    parser.add_argument(
+        "tests", nargs="*", default=["tests/distributed"], help="arguments of pytest"
+    )
     options = parser.parse_args()
     return not all([passes(size, options.tests) for size in options.sizes])
 

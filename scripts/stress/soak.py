@@ -1,4 +1,4 @@
-"""What must not grow over a long training: resident memory, compiled graphs, recorded entries.
+"""Check that memory, compiled graphs and recorded entries do not grow over a long training.
 
     python scripts/stress/soak.py                   all four
     python scripts/stress/soak.py --only schedule   one of steps, chain, schedule, replicas
@@ -99,17 +99,20 @@ def soak_steps(device: str, steps: int) -> list[Finding]:
 
 
 def soak_chain(device: str, additions: int) -> list[Finding]:
-    for _ in range(4):  # compiled the third time: LLVM's own memory is not looked at
-        value = torch.zeros(16, device=device)
-        for _ in range(100):
-            value = value + 1
-        value.cpu()
+    from ltc import config
+
+    # four programs as long as all later ones: compiled by then, for a compiler's own memory stays
+    warm_up = 4 * config.value("LTC_MAX_PENDING_NODES")
+    value = torch.zeros(16, device=device)
+    for _ in range(warm_up):
+        value = value + 1
+    value.cpu()
     before = most = resident_megabytes()
     for done in range(additions):
         value = value + 1
         if done % 1000 == 0:
             most = max(most, resident_megabytes())
-    wrong = float((value.cpu() - (additions + 100)).abs().max())
+    wrong = float((value.cpu() - (additions + warm_up)).abs().max())
     return [
         Finding(f"MB more in {additions} additions without a mark", most - before, CHAIN_LIMIT_MB),
         Finding("error of their sum", wrong, 0),
@@ -189,7 +192,7 @@ class Replica:
 
 
 def resources(folder: str) -> dict[str, float]:
-    """What a process takes."""
+    """Return the resources of a process."""
     gc.collect()
     return {
         "MB resident": resident_megabytes(),
@@ -201,7 +204,9 @@ def resources(folder: str) -> dict[str, float]:
 
 
 def soak_rank(rank: int, seconds: float, folder: str) -> tuple[dict, dict, int, bool]:
-    """What the rank took in the middle and at the end, its steps, and whether its bits were right."""
+    """Return the rank's resources in the middle and at the end, its steps, and if its bits were
+    right.
+    """
     import ltc.core.lazy_model as ltm
     import ltc.distributed.parallel_loader as pl
     from ltc.debug import metrics
@@ -275,9 +280,9 @@ def run_here(name: str, count: int | None, device: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=list(SOAKS))
+    parser.add_argument("--only", choices=list(SOAKS), help="run this one alone")
     parser.add_argument("--count", type=int, help="steps, additions or seconds")
-    parser.add_argument("--device", default="ltc")
+    parser.add_argument("--device", default="ltc", help="the device to test")
     arguments = parser.parse_args()
     if arguments.only:
         return run_here(arguments.only, arguments.count, arguments.device)

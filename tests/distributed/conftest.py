@@ -15,4 +15,6 @@ def pytest_generate_tests(metafunc):
 def found(request, tmp_path_factory):
     """How the checks of the file went, all in one launch."""
     world = getattr(request.module, "RANKS", None)
-    return findings(request.module.__file__, tmp_path_factory.mktemp("ranks"), world)
+    devices = getattr(request.module, "DEVICES", 1)
+    folder = tmp_path_factory.mktemp("ranks")
+    return findings(request.module.__file__, folder, world, devices=devices)

@@ -3,7 +3,7 @@
 A test file defines functions named `check_<claim>(rank, world)`, and imports `test_on_all_ranks`;
 `findings` runs all of them, in order, in `world` processes that share one process group, and tells
 how each went.  There are as many as LTC_NUM_DEVICES says, 2 where it says nothing, unless the file
-needs another number and sets RANKS.
+needs another number and sets RANKS.  Each process has one device, unless the file sets DEVICES.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ def test_on_all_ranks(found: Findings, claim: str) -> None:
     found.of(claim)
 
 
-def findings(path: str, folder: Path, world: int | None = None, backend: str = "ltc") -> Findings:
+def findings(
+    path: str, folder: Path, world: int | None = None, backend: str = "ltc", devices: int = 1
+) -> Findings:
     """Run the checks of a file in `world` processes; `folder` is for what they leave."""
     world = world or WORLD
     kept = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "LTC_NUM_DEVICES": "2"}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "LTC_NUM_DEVICES": str(devices)}
     command = [sys.executable, "-W", "ignore", __file__, path, str(world), backend, str(folder)]
     logs = [folder / f"output{rank}" for rank in range(world)]  # a full pipe would stop its rank
     processes = [

@@ -94,7 +94,9 @@ def in_processes(path: str, name: str, processes: int = 2, **environment: str) -
     that has imported ltc, which takes longer than most of what they do.
     """
     with tempfile.TemporaryDirectory(prefix="ltc-test-") as folder:
-        request = (path, name, processes, folder, environment)
+        of_now = {name: text for name, text in os.environ.items() if name.startswith("LTC_")}
+        settings = {**of_now, "LTC_NUM_DEVICES": "1"}
+        request = (path, name, processes, folder, settings, environment)
         server = _server()
         pickle.dump(request, server.stdin)
         server.stdin.flush()
@@ -104,12 +106,9 @@ def in_processes(path: str, name: str, processes: int = 2, **environment: str) -
 
 @functools.cache
 def _server() -> subprocess.Popen:
-    given = {
-        **os.environ,
-        "LTC_NUM_DEVICES": "2",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    # Devices are counted once in a process, so those of the test that came first would be everyone's.
+    one = {"OMP_NUM_THREADS": "1", "LTC_NUM_DEVICES": "1"}
+    given = {**os.environ, **one, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, __file__],
         env=given,
@@ -134,14 +133,16 @@ def serve() -> None:
     os.dup2(2, 1)  # what they print is no answer
     while True:
         try:
-            path, name, processes, folder, environment = pickle.load(requests)
+            path, name, processes, folder, settings, environment = pickle.load(requests)
         except EOFError:
             return
         running = []
         for ordinal in range(processes):
             running.append(os.fork())
             if running[-1] == 0:
-                os.environ.update(_settings(ordinal, processes, folder), **environment)
+                for variable in [one for one in os.environ if one.startswith("LTC_")]:
+                    del os.environ[variable]
+                os.environ.update(settings | _settings(ordinal, processes, folder) | environment)
                 _run(path, name, ordinal, f"{folder}/found-{ordinal}")
                 return
         pickle.dump(_statuses(running), answers)

@@ -10,9 +10,8 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.call_log import StoreCallLog
-from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.wire import Mismatch
-from ltc.errors import LtcError
+from ltc.errors import LtcError, PeerFailure
 from ltc.support.process.private_folder import private_folder
 
 
@@ -52,7 +51,7 @@ def test_a_first_process_that_does_not_come_is_named(met):
     met(1)
     with config.override(LTC_PEER_TIMEOUT=0.1):
         with pytest.raises(
-            PeerFailure, match="process 0 of 2, the first of this host, did not come"
+            PeerFailure, match="process 0 of 2, the first of this host, did not reach"
         ):
             bootstrap.folder_of_host(2)
 
@@ -103,7 +102,7 @@ def test_whoever_comes_first_names_the_run_and_another_attempt_has_another_name(
 def test_without_a_launcher_the_error_says_what_to_do(monkeypatch):
     for name in ("LTC_RENDEZVOUS", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(LtcError, match="nothing says where they meet"):
+    with pytest.raises(LtcError, match="the processes have no meeting point"):
         bootstrap.store(2)
 
 
@@ -174,7 +173,7 @@ def test_a_folder_that_the_store_names_is_used_only_where_nobody_else_can_have_m
 ):
     met(1)
     bootstrap.store(2).set("folder/0", folder_in(tmp_path, kind))
-    with pytest.raises(LtcError, match=r"which is not used: .* keep its port"):
+    with pytest.raises(LtcError, match=r"but it cannot be used: .* keep its port"):
         bootstrap.folder_of_host(2)
 
 
@@ -182,7 +181,9 @@ def test_a_name_of_the_run_that_was_not_drawn_is_not_used(met):
     met(0)
     bootstrap.store(2).set("name of the run of 2", "../../home")
     bootstrap.name_of_run.cache_clear()
-    with pytest.raises(LtcError, match="gives it the name '../../home', which ltc has not drawn"):
+    with pytest.raises(
+        LtcError, match="names the run '../../home', which is no name that ltc draws"
+    ):
         bootstrap.name_of_run(2)
 
 

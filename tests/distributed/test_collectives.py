@@ -22,8 +22,7 @@ from ltc.device.recording.tensors import state_of
 from ltc.distributed import collectives
 from ltc.distributed.transport import session
 from ltc.distributed.transport.progress_thread import ProgressRunner
-from ltc.distributed.transport.shm_segment import PeerFailure
-from ltc.errors import NotLazyTensor
+from ltc.errors import NotLazyTensor, PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph
@@ -40,6 +39,8 @@ from replicas import (
     wait_until_others_are_in,
     whole_tables,
 )
+
+pytestmark = pytest.mark.devices(4)
 
 REPLICAS = 4
 REDUCTIONS = {
@@ -244,12 +245,12 @@ def test_a_receiver_that_expects_another_shape_hears_of_it():
 
     _, second = in_threads(swap, 2)
     assert isinstance(second, PeerFailure)
-    assert "Replica 1 noticed it with a message from replica 0" in str(second)
+    assert "Replica 1 noticed it in a message from replica 0" in str(second)
 
 
 # --- what is refused, with one replica as with several --------------------------------------------
 
-_ABSENT = "names replica 4 in a world of"
+_ABSENT = "names replica 4: ordinals are 0 to"
 WRONG_CALLS = {
     "permute to": (lambda x: ltm.collective_permute(x, [(0, 4)]), ValueError, _ABSENT),
     "permute from": (lambda x: ltm.collective_permute(x, [(4, 0)]), ValueError, _ABSENT),
@@ -731,7 +732,7 @@ def test_an_absent_replica_is_named_with_its_last_collective(monkeypatch):
     errors = [one for i, one in enumerate(found) if i != 1]
     assert all(isinstance(one, PeerFailure) for one in errors), found
     assert len({str(one) for one in errors}) == 1
-    assert "Replica(s) 1 did not come within 1.5 s" in str(errors[0])
+    assert "Replica(s) 1 did not enter within 1.5 s" in str(errors[0])
     assert "all_reduce sum of f32[2]" in str(errors[0])
 
 

@@ -13,8 +13,10 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.data_parallel as dp
 from ltc.debug import metrics
 from ltc.distributed.transport import session
-from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import PeerFailure
 from tests.distributed.replicas import wait_until_others_are_in
+
+pytestmark = pytest.mark.devices(4)
 
 DEVICES = ["ltc:0", "ltc:1"]
 HANG_SECONDS = 600  # of a machine that is busy with other things

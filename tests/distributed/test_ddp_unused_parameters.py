@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ltc
 from ltc import config
 from ltc.debug import metrics
-from ltc.utils import steps
+from ltc.training_loop import steps
 from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 from tests.distributed.training import DEVICE, momentum
 

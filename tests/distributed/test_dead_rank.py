@@ -41,8 +41,9 @@ def ones(device: str = "ltc:0") -> torch.Tensor:
 CALLS = {
     "all_reduce": lambda x: (dist.all_reduce(x), x.cpu()),
     "reduce": lambda x: dist.reduce(x, 0),
-    "gather": lambda x: dist.gather(
-        x, [ones() for _ in range(3)] if dist.get_rank() == 0 else None
+    "gather": lambda x: (
+        dist.gather(x, [ones() for _ in range(3)] if dist.get_rank() == 0 else None),
+        dist.get_rank() and dist.barrier(),  # who only sends may have done so before the death
     ),
     "reduce_scatter": lambda x: (dist.reduce_scatter_tensor(x, ones().repeat(3)), x.cpu()),
     "barrier": lambda x: dist.barrier(),

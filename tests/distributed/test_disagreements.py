@@ -10,11 +10,13 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import PeerFailure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import in_processes, in_threads, values, whole_tables
+
+pytestmark = pytest.mark.devices(4)
 
 SMALL, LARGE = 6, 300_000
 

@@ -12,6 +12,8 @@ import torch
 
 import ltc.utils.utils as xu
 
+pytestmark = pytest.mark.devices(2)
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES, SCRIPTS = ROOT / "examples" / "mnist", ROOT / "scripts" / "cluster"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -151,4 +153,42 @@ def test_hosts_checks_that_all_can_talk():
 
 def test_hosts_says_who_did_not_come():
     done = hosts_check("--hosts", "127.0.0.1,nobody", "--timeout", "1", present=1)
-    assert done.returncode == 1 and "did not come in 1 s: nobody" in done.stdout
+    assert done.returncode == 1 and "Not reached within 1 s: nobody" in done.stdout
+
+
+# --- the lines of docs/clusters.md ----------------------------------------------------------------
+
+CLUSTERS = (ROOT / "docs" / "clusters.md").read_text()
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+SHELL = [text for kind, text in BLOCK.findall(CLUSTERS) if kind == "sh"]
+(YAML,) = [text for kind, text in BLOCK.findall(CLUSTERS) if kind == "yaml"]
+LINES = re.findall(r"torchrun --.*", "\n".join([*SHELL, YAML]))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_torchrun_takes_the_lines_of_the_page_on_clusters(line):
+    from torch.distributed.run import parse_args
+
+    words = shlex.split(re.sub(r"\$\w+", "1", line))[1:]
+    taken = parse_args(words)
+    assert taken.training_script.endswith("several_hosts.py") and not taken.training_script_args
+
+
+@pytest.mark.parametrize("text", SHELL)
+def test_the_shell_scripts_of_the_page_on_clusters_are_well_formed(text):
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_objects_of_kubernetes_on_the_page_on_clusters_fit_each_other():
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all(YAML)
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    first = f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert f"--master-addr {first} " in container["args"][0]
+    assert f"--nnodes {job['spec']['completions']} " in container["args"][0]
+    volumes = {one["name"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == volumes

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.c10d import group_calls
 from ltc.distributed.transport import status_board
-from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import PeerFailure
 from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 
 RANKS = 3
@@ -156,7 +156,9 @@ def check_a_receiver_of_another_size_or_type_says_so(rank, world):
         if rank == 0:
             dist.send(sent, 1, group=group)
         elif rank == 1:
-            expected = f"Rank 0 has sent {sent.nbytes} bytes of {sent.dtype} to rank 1, which takes"
+            expected = (
+                f"Rank 0 has sent {sent.nbytes} bytes of {sent.dtype} to rank 1, which expects"
+            )
             with pytest.raises(PeerFailure, match=expected):
                 dist.recv(taken, 0, group=group)
         if rank != 1:
@@ -194,7 +196,7 @@ def check_a_sender_that_does_not_come_is_named(rank, world):
         with config.override(LTC_TRANSPORT=transport):
             group = dist.new_group(timeout=timedelta(seconds=2))
         if rank == 1:
-            with pytest.raises(PeerFailure, match="did not come within 2 s") as caught:
+            with pytest.raises(PeerFailure, match="did not enter within 2 s") as caught:
                 dist.recv(ones(), 0, group=group)
             assert "receive of f32[4] from rank 0" in str(caught.value)
         dist.barrier()

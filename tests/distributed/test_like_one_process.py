@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import in_processes, in_threads, values
 
+pytestmark = pytest.mark.devices(4)
+
 STEPS, BATCH = 10, 8
 
 
@@ -68,11 +70,7 @@ WAYS = {
     "threads": lambda replicas: in_threads(as_replica, replicas),
     "processes": lambda replicas: in_processes(__file__, "as_replica", replicas),
     "two hosts": lambda replicas: in_processes(
-        __file__,
-        "as_replica",
-        replicas,
-        LOCAL_WORLD_SIZE=str(replicas // 2),
-        LTC_TRANSPORT="ring",
+        __file__, "as_replica", replicas, LOCAL_WORLD_SIZE=str(replicas // 2)
     ),
 }
 

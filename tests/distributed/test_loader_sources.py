@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import ltc.distributed.parallel_loader as pl
 from ltc import config
-from ltc.utils.batch_source import is_stream, source_of
+from ltc.training_loop.batch_source import is_stream, source_of
 from tests.distributed.loader_workers import need_semaphores, wait_until_no_loader_thread_runs
 from tests.distributed.random_loaders import judged
 from tests.drawn import seed
@@ -157,6 +157,7 @@ MEMORIES = [numpy_memory, a_numpy_array, torch_memory, a_view, shared_memory, pa
             an_array_of_objects]  # fmt: skip
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("tier", ["auto", "native"])
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -171,6 +172,7 @@ def test_a_batch_keeps_its_values_when_the_source_fills_its_memory_again(memory,
             loader.close()
 
 
+@pytest.mark.devices(2)
 def test_the_last_round_is_padded_with_what_was_read():
     memory = torch.zeros(2)
     source = itertools.islice(refilled(lambda k: memory.fill_(k), memory), 3)
@@ -259,6 +261,7 @@ def test_a_loop_goes_on_where_the_one_before_has_left_a_stream(kind):
     assert seen == [*range(140)]
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_two_devices_go_on_where_they_have_left_a_stream(kind):
     loader = pl.ParallelLoader(STREAMS[kind](), DEVICES)
@@ -274,6 +277,7 @@ def test_two_devices_go_on_where_they_have_left_a_stream(kind):
     loader.close()
 
 
+@pytest.mark.devices(2)
 def test_loaders_made_anew_over_a_stream_lose_nothing():
     stream, seen = Numbers(), []
     for device in DEVICES * 3:
@@ -292,6 +296,7 @@ def test_loops_side_by_side_over_a_stream_take_turns():
     ]  # fmt: skip
 
 
+@pytest.mark.devices(2)
 def test_one_device_that_leaves_a_stream_leaves_its_batches_to_the_other():
     stream = Numbers(30)
     loader = pl.ParallelLoader(stream, DEVICES)
@@ -373,6 +378,7 @@ class Watched(Dataset):
         return torch.tensor(float(index))
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_loops_are_never_inside_a_data_set_at_once(devices):
     samples = Watched()
@@ -421,6 +427,7 @@ class Counted(IterableDataset):
         return iter([torch.tensor(float(k)) for k in range(9)])
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_persistent_workers_serve_loops_that_are_left_anywhere(devices):
     need_semaphores()
@@ -481,6 +488,7 @@ def test_an_outer_loop_outlives_thousands_of_inner_ones():
     assert int(next(outer)) == 1
 
 
+@pytest.mark.devices(2)
 def test_loops_for_other_devices_over_persistent_workers_say_so():
     need_semaphores()
     workers = DataLoader(Counted(), batch_size=None, num_workers=1, persistent_workers=True)
@@ -492,6 +500,7 @@ def test_loops_for_other_devices_over_persistent_workers_say_so():
         next(first)
 
 
+@pytest.mark.devices(2)
 def test_a_device_that_is_behind_gets_the_rest_of_its_epoch():
     need_semaphores()
     workers = DataLoader(Stored(), batch_size=None, num_workers=2, persistent_workers=True)
@@ -603,6 +612,7 @@ def test_no_process_hangs_that(program, tmp_path):
 # --- at random -------------------------------------------------------------------------------------
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("number", range(30))
 def test_loaders_at_random_give_what_their_source_gives(number):
     """More of them: `python scripts/compare/random_loaders.py`."""

@@ -13,7 +13,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.distributed.transport import session, shm_segment, symmetric_memory
-from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph, schedule
@@ -24,6 +24,8 @@ from ltc.passes.one_shot_all_reduce import one_shot_sums
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replicas import in_processes, in_threads, values
+
+pytestmark = pytest.mark.devices(4)
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (129, 65), (0, 3)]
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.float16]

@@ -23,6 +23,8 @@ from tests.distributed.loader_workers import (
     wait_until_no_loader_thread_runs,
 )
 
+pytestmark = pytest.mark.devices(2)
+
 DEVICES = ["ltc:0", "ltc:1"]
 
 
@@ -361,7 +363,7 @@ NUMBERS = ("batches_per_execution", "loader_prefetch_size", "device_prefetch_siz
 )
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_that_is_no_integer_is_refused_where_the_loader_is_made(name, number):
-    text = rf"{name}=.* is a {type(number).__name__}: it is .*, an integer"
+    text = rf"{name}=.* is a {type(number).__name__}: pass .*, an integer"
     with pytest.raises(TypeError, match=text):
         pl.MpDeviceLoader([], "ltc:0", **{name: number})
     with pytest.raises(TypeError, match=text):

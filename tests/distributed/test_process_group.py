@@ -18,14 +18,14 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.distributed import lazy_multiprocessing
 from ltc.distributed.c10d import group_calls
-from ltc.distributed.transport.shm_segment import PeerFailure
-from ltc.errors import Unsupported
-from ltc.utils import steps
+from ltc.errors import PeerFailure, Unsupported
+from ltc.training_loop import steps
 from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
 from tests.distributed.training import sums_of_two_groups
 
 RANKS = 2  # what is sent to one other rank, or in unequal parts, is written for a pair
 DEVICE = "ltc:0"
+DEVICES = 2  # of each rank: groups work on either
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
 
 
@@ -126,7 +126,7 @@ def check_reduce_scatter_tensor(rank, world):
 
 def check_what_cannot_be_scattered_in_equal_parts_is_refused(rank, world):
     source, out = torch.ones(15, device=DEVICE), torch.zeros(7, device=DEVICE)
-    with pytest.raises(ValueError, match=r"15 elements, \[15\], for 2 ranks .* have 7 each"):
+    with pytest.raises(ValueError, match=r"15 elements, \[15\], for 2 ranks .* of 7 elements each"):
         dist.reduce_scatter_tensor(out, source)
     assert out.tolist() == [0.0] * 7
 
@@ -146,18 +146,18 @@ def check_what_one_rank_can_see_is_refused_before_the_others_are_met(rank, world
 
     x = numbers(rank, 3).to(DEVICE)
     for root in (2, -1):
-        with pytest.raises(ValueError, match=f"rank {root} of a group that has ranks 0 to 1"):
+        with pytest.raises(ValueError, match=f"rank {root}: the group has ranks 0 to 1"):
             dist.broadcast(x, root)
-        with pytest.raises(ValueError, match=f"rank {root} of a group"):
+        with pytest.raises(ValueError, match=f"rank {root}: the group has"):
             functional.broadcast(x, root, dist.group.WORLD)
     for sizes in ((3,), (3, 3, 3)):
         with pytest.raises(ValueError, match=rf"list of {len(sizes)} tensor.* 2 ranks"):
             dist.all_gather(zeros(*sizes), x)
         with pytest.raises(ValueError, match=rf"list of {len(sizes)} tensor.* 2 ranks"):
             dist.reduce_scatter(x, zeros(*sizes))
-    with pytest.raises(ValueError, match=r"output of 2 elements, \[2\], for what has 3"):
+    with pytest.raises(ValueError, match=r"output of 2 elements, \[2\], for a result of 3"):
         dist.all_gather(zeros(2, 3), x)
-    with pytest.raises(ValueError, match=r"output of 3 elements, \[3\], for what has 4"):
+    with pytest.raises(ValueError, match=r"output of 3 elements, \[3\], for a result of 4"):
         dist.reduce_scatter(x, zeros(4, 4))
     same(x, numbers(rank, 3))
 
@@ -169,13 +169,13 @@ def check_parts_and_types_that_do_not_fit_are_refused(rank, world):
             dist.all_to_all_single(torch.zeros_like(x), x, splits, splits)
     with pytest.raises(ValueError, match=r"a tensor \[3\] among 2 ranks"):
         dist.all_to_all_single(torch.zeros(3, device=DEVICE), x[:3])
-    with pytest.raises(ValueError, match="output of torch.int32 for what is of torch.float32"):
+    with pytest.raises(ValueError, match="output of torch.int32 for a result of torch.float32"):
         dist.all_gather_into_tensor(torch.zeros(8, dtype=torch.int32, device=DEVICE), x)
-    with pytest.raises(ValueError, match="output of torch.float64 for what is of torch.float32"):
+    with pytest.raises(ValueError, match="output of torch.float64 for a result of torch.float32"):
         dist.reduce_scatter_tensor(torch.zeros(2, dtype=torch.float64, device=DEVICE), x)
-    with pytest.raises(ValueError, match=r"all_gather: an output of 7 elements, \[7\], .* has 8"):
+    with pytest.raises(ValueError, match=r"all_gather: an output of 7 elements, \[7\], .* of 8"):
         dist.all_gather_into_tensor(torch.zeros(7, device=DEVICE), x)
-    with pytest.raises(ValueError, match=f"rank {rank} sends itself . rows and takes 2"):
+    with pytest.raises(ValueError, match=f"rank {rank} sends itself . rows and receives 2"):
         dist.all_to_all_single(torch.zeros(4, device=DEVICE), x, [2, 2], [1, 3])
     same(x, numbers(rank, 4))
 
@@ -569,7 +569,7 @@ def check_a_groups_own_timeout_ends_a_wait_in_memory(rank, world):
         for group in groups:  # one that has exchanged before, and one that has not
             y = torch.ones(3, device=DEVICE)
             dist.all_reduce(y, group=group)
-            text = r"Replica\(s\) 1 did not come within 5 s \(the timeout of its process group\)"
+            text = r"Replica\(s\) 1 did not enter within 5 s \(the timeout of its process group\)"
             with pytest.raises(PeerFailure, match=text):
                 y.cpu()
 
@@ -593,8 +593,29 @@ def test_processes_that_ltc_started_find_each_other():
         assert lazy_multiprocessing.spawn(sums_of_two_groups, nprocs=2) == [[6.0, 6.0]] * 2
 
 
+def of_a_group_without_a_name(rank):
+    store = dist.HashStore()
+    dist.init_process_group(rank=0, world_size=1, store=store)
+    try:
+        losses = []
+        for device in ("cpu", DEVICE):
+            torch.manual_seed(0)
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1).to(device))
+            loss = model(torch.ones(2, 3, device=device)).sum()
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_of_either_device_is_wrapped_by_a_group_without_a_backends_name():
+    ((plain, lazy),) = lazy_multiprocessing.spawn(of_a_group_without_a_name, nprocs=1)
+    assert lazy == pytest.approx(plain)
+
+
 def test_torch_picks_a_backend_for_the_device():
-    assert dist.get_default_backend_for_device("ltc") == "gloo"
+    assert dist.get_default_backend_for_device("ltc") == "ltc"
     assert ltc.device_count() >= 1
 
 

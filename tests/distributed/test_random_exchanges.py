@@ -19,6 +19,8 @@ from ltc.ir.collective import Collective
 sys.path.insert(0, str(Path(__file__).parent))
 from replicas import in_processes, in_threads, values
 
+pytestmark = pytest.mark.devices(4)
+
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8]
 REDUCTIONS = {

@@ -15,11 +15,13 @@ import ltc.utils.serialization as xser
 from ltc.distributed.mesh import values_of_all
 from ltc.distributed.transport import session
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
-from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import PeerFailure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import in_threads, values, wait_until_others_are_in
+
+pytestmark = pytest.mark.devices(4)
 
 
 def test_everyone_gets_every_payload_in_ordinal_order():
@@ -34,7 +36,7 @@ def test_a_rendezvous_alone_returns_its_payload():
 
 
 def test_a_payload_is_bytes():
-    with pytest.raises(TypeError, match="give bytes"):
+    with pytest.raises(TypeError, match="pass bytes"):
         ltm.rendezvous("tag", "text")
 
 
@@ -78,7 +80,7 @@ def test_an_absent_replica_is_named(monkeypatch):
         monkeypatch.setenv("LTC_PEER_TIMEOUT", "1.5")
 
     found = in_threads(stay_away)
-    assert "Replica(s) 2 did not come within 1.5 s" in str(found[0])
+    assert "Replica(s) 2 did not enter within 1.5 s" in str(found[0])
 
 
 def test_pending_collectives_are_started_before_it():
@@ -134,7 +136,7 @@ def test_nothing_that_a_replica_sends_runs_code_on_another():
         return values_of_all("mine", Intruder() if i else 1.0)
 
     innocent, _ = in_threads(reduce, 2)
-    assert isinstance(innocent, TypeError) and "is not unpickled" in str(innocent)
+    assert isinstance(innocent, TypeError) and "cannot be unpickled" in str(innocent)
     assert not any(one is exec for one in torch.serialization.get_safe_globals())
 
 

@@ -1,5 +1,6 @@
 """Replicas that replay their steps average gradients as those that record them do."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,6 +10,8 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.distributed.lazy_multiprocessing import spawn
 from tests.distributed.replicas import in_threads, values
+
+pytestmark = pytest.mark.devices(4)
 
 STEPS = 8
 

@@ -11,6 +11,8 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.lazy_multiprocessing as lmp
 from tests.distributed.replicas import in_threads, values
 
+pytestmark = pytest.mark.devices(4)
+
 drawing = threading.Lock()  # threads share a generator
 
 

@@ -238,7 +238,7 @@ def test_tensors_are_copied_where_no_memory_can_be_shared(by_value, monkeypatch,
     fn, (received,) = pickle.loads(pickle.dumps(PickledCall(function, (layer,)))).open()
     assert fn.__name__ == function.__name__
     assert received.weight.equal(layer.weight) and not received.weight.is_shared()
-    assert "not shared with the ranks, but copied" in caplog.text
+    assert "CPU tensors are copied to the ranks" in caplog.text
 
 
 # --- a rank that dies ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ltc.debug import metrics
-from ltc.utils import steps
+from ltc.training_loop import steps
 
 DEVICE = "ltc:0"
 STEPS = 10

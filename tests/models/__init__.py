@@ -2,6 +2,5 @@
 
 interleavings   the memory, and the search
 thread_pool     the pool of ltc/llvm/native/thread_pool.py
-launch_ring     the ring of ltc/llvm/native/launch_ring.py
 shared_memory   messages and sums between processes: ltc/llvm/native/shared_counters.py
 """

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.models.actions import Actions, Thread
-from tests.models.interleavings import Broken, Machine
-from tests.models.launch_ring import all_are_over
+from tests.models.interleavings import Broken, Machine, State
 
 PAIR = (0, 1)
 
@@ -124,6 +123,10 @@ class Messages(Memory):
             if seen < number:  # the kernel is tired of looking, and Python goes on
                 yield from self.wait(counter("published", peer), number)
             yield from self.read_and_store(("turn", peer), number, counter("released", own), number)
+
+
+def all_are_over(machine: Machine, state: State) -> bool:
+    return all(machine.action(state, thread) is None for thread in range(len(machine.threads)))
 
 
 def machine(threads: Sequence[Callable[[], Thread]]) -> Machine:

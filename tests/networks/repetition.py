@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,18 +18,17 @@ from typing import Any
 import torch
 
 from ltc.debug import metrics
-from ltc.runtime import tiers
+from ltc.runtime import first_runs
 from ltc.runtime.background import compile_behind
 from ltc.runtime.program import Program
-from ltc.runtime.symbolic.variant import Variant
+from ltc.runtime.program_of_sizes import Variant
 from tests.networks.drawing import LARGE, SMALL
 from tests.networks.network import Leaf, Network, Step, head, precision
 
 SIZES = 4  # beside the network's own: from the third on a path has symbols
 ORDER = (0, 0, 0, 1, 2, 3, 4, 2, 0, 4)  # of sizes; the third run in a row is compiled
 TRIES = 12  # of other extents, for all sizes together
-POLL_SECONDS = 0.005
-SYMBOLIC, COMPILED, INTERPRETED, OP_BY_OP = "symbolic", "compiled", "interpreted", "op by op"
+SYMBOLIC, COMPILED, CALL_BY_CALL, IMMEDIATE = "symbolic", "compiled", "call by call", "immediate"
 
 
 def runs_of(network: Network) -> list[Network]:
@@ -101,15 +99,14 @@ def _is_finite(x: torch.Tensor) -> bool:
 
 def wait_for_compilers() -> None:
     """Until each program that another process compiles is there."""
-    while (worker := compile_behind._worker) is not None and worker._requests:
-        time.sleep(POLL_SECONDS)
+    compile_behind.wait()
 
 
 @contextmanager
 def counted_by_tier() -> Iterator[Counter[str]]:
     """Counts the runs of programs by what ran them, and the steps whose calls ran at once."""
     found: Counter[str] = Counter()
-    before = metrics.counter_value("OpByOpSteps") or 0
+    before = metrics.counter_value("ImmediateSteps") or 0
     chosen, program_at = Program._chosen, Variant.program_at
     Program._chosen = _counting(chosen, found)  # type: ignore[method-assign]
     Variant.program_at = _marking(program_at)  # type: ignore[method-assign]
@@ -117,7 +114,7 @@ def counted_by_tier() -> Iterator[Counter[str]]:
         yield found
     finally:
         Program._chosen, Variant.program_at = chosen, program_at  # type: ignore[method-assign]
-        found[OP_BY_OP] += (metrics.counter_value("OpByOpSteps") or 0) - before
+        found[IMMEDIATE] += (metrics.counter_value("ImmediateSteps") or 0) - before
 
 
 def _counting(chosen: Callable, found: Counter[str]) -> Callable:
@@ -130,8 +127,8 @@ def _counting(chosen: Callable, found: Counter[str]) -> Callable:
 
 
 def _tier_of(program: Program, computation: Any) -> str:
-    if isinstance(computation, tiers._Timed):
-        return INTERPRETED
+    if isinstance(computation, first_runs._Observed):
+        return CALL_BY_CALL
     return SYMBOLIC if getattr(program, "is_of_symbols", False) else COMPILED
 
 

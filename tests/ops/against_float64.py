@@ -3,7 +3,10 @@
 import torch
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 from ltc.debug import metrics
+from tests import states
+from tests.compared import MOST_RUNS
 
 TIMES_EAGER = 4  # ltc may add up in another order
 PLACES = 32  # units in the last place of the largest number: where eager happens to be exact
@@ -22,16 +25,22 @@ def values_and_gradients(function, tensors, device="cpu"):
     return [result.detach(), *torch.autograd.grad(result, leaves, cotangent)]
 
 
-def launched_twice(function, tensors):
-    """(what ltc computes, steps that the second launch left to Python)."""
+def launched(function, tensors):
+    """Yield what ltc computes, and the steps it left to Python, until it follows a program.
+
+    What it does not follow runs with LTC_TIER=native at last.
+    """
     made = [t.to("ltc") for t in tensors]
     ltm.mark_step(wait=True)
-    for _ in range(2):
-        with metrics.counted() as grown:
+    for tier in [*["auto"] * MOST_RUNS, "native", "native"]:
+        with config.override(LTC_TIER=tier), metrics.counted() as grown:
             found = values_and_gradients(function, made, "ltc")
             ltm.mark_step(wait=True)
-    by_python = {name: n for name, n in grown.items() if name.startswith("extern.python::")}
-    return [t.cpu() for t in found], by_python
+        states.wait_for_the_compiler()
+        by_python = {name: n for name, n in grown.items() if name.startswith("extern.python::")}
+        yield [t.cpu() for t in found], by_python
+        if states.FOLLOWED in states.states_of(grown):
+            break
 
 
 def assert_as_near_as_eager(function, tensors):
@@ -39,7 +48,13 @@ def assert_as_near_as_eager(function, tensors):
     eager = values_and_gradients(function, tensors)
     wide = [t.double() if t.is_floating_point() else t for t in tensors]
     truth = values_and_gradients(function, wide)
-    found, by_python = launched_twice(function, tensors)
+    for found, by_python in launched(function, tensors):
+        assert_near(found, eager, truth)
+        assert not by_python, by_python
+
+
+def assert_near(found, eager, truth):
+    """Each of `found` is as near to `truth` as that of `eager` is."""
     for one, usual, true in zip(found, eager, truth, strict=True):
         assert one.dtype == usual.dtype and one.shape == usual.shape
         if not one.is_floating_point():
@@ -49,4 +64,3 @@ def assert_as_near_as_eager(function, tensors):
             allowed = TIMES_EAGER * (usual.double() - true).abs().max().item() + room
             distance = (one.double() - true).abs().max().item()
             assert distance <= allowed, f"{distance} from float64, where {allowed} is allowed"
-    assert not by_python, by_python

@@ -32,9 +32,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "accumulation.md"
 
 
 @pytest.fixture(autouse=True)
-def one_device(monkeypatch):
+def one_device():
     """As in a process that was told nothing."""
-    with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0):
+    with process_of_one_device(LTC_TIER="auto", LTC_CACHE=0):
         yield
 
 
@@ -53,7 +53,7 @@ def test_every_tier_adds_in_float32(name, dtype):
             assert is_exact(found(name, dtype, COUNT[dtype]), exact, dtype), run
         with config.override(LTC_TIER="op_by_op"):
             assert is_exact(found(name, dtype, COUNT[dtype]), exact, dtype)
-    assert grown["InterpretedRuns"] + grown["OpByOpSteps"]
+    assert grown["CallByCallRuns"] + grown["ImmediateSteps"]
     for backend in ("llvm", "eager"):
         with config.override(LTC_TIER="native", LTC_BACKEND=backend):
             assert is_exact(found(name, dtype, COUNT[dtype]), exact, dtype), backend

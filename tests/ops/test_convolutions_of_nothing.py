@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+pytestmark = pytest.mark.also_native
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 CASES = list(itertools.product((1, 2), (0, 2), (0, 2), (0, 2), (0, 2), (1, 3), (0, 2)))
 

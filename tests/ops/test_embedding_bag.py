@@ -8,8 +8,10 @@ import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.device.shapes import cpu_probe, meta, type_cache
+from ltc.device.shapes import cpu_probe, meta
 from ltc.support.bounded_table import BoundedTable
+
+pytestmark = pytest.mark.also_native
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 # Sizes of [indices, table]: the CPU's kernel was asked directly about the first alone.
@@ -113,6 +115,7 @@ def test_what_is_noted_is_what_the_cpu_notes(device, mode, dtype):
     return noted
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_training_a_table_compiles_one_program_without_python():
     table = torch.nn.EmbeddingBag(20000, 32, mode="mean").to("ltc")
     with metrics.counted() as grown:
@@ -142,7 +145,6 @@ def test_what_no_bag_can_hold_raises_torchs_error(indices, offsets, message):
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_has_to_be_asked_of_the_cpus_kernel(mode, monkeypatch, equal):
     monkeypatch.setattr(cpu_probe, "FEW_BYTES", -1)
-    monkeypatch.setattr(type_cache, "look_up", lambda overload, key: None)
     monkeypatch.setattr(meta, "_known", BoundedTable("ResultTypes", 100))
     indices, table = drawn((6, 5), 30), table_of((30, 3), torch.float32)
     equal(

@@ -5,6 +5,8 @@ import torch
 
 from ltc.debug import metrics
 
+pytestmark = pytest.mark.also_native
+
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 RANGES = [(0, 0), (0, 3), (-2, 5), (2, 2), (1, 100), (3, 1)]
 INF, NAN = float("inf"), float("nan")

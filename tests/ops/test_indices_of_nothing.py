@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+pytestmark = pytest.mark.also_native
+
 SHAPES = [(3, 0), (0, 3), (0, 0), (0,), (3, 0, 4), (3, 4)]
 INDICES = [[7], [-9], [0], [-1, 2], []]
 

@@ -8,6 +8,8 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 
+pytestmark = pytest.mark.also_native
+
 
 @pytest.fixture(autouse=True)
 def llvm(monkeypatch):
@@ -108,6 +110,7 @@ def test_an_update_of_many_parameters_runs_without_python():
     assert not grown.get("extern.python", 0)
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_a_later_step_compiles_nothing():
     model, x = mlp().to("ltc"), torch.randn(6, 20).to("ltc")
     update = torch.optim.SGD(model.parameters(), lr=0.1)

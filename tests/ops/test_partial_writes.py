@@ -12,6 +12,8 @@ from ltc.ir.loop_nest import Kernel
 from ltc.ir.node import make
 from tests.ops.against_float64 import assert_as_near_as_eager
 
+pytestmark = pytest.mark.also_native
+
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 PARTS = [
     (slice(None), slice(2, 5)), (slice(None), slice(None, None, 2)), 0, -1,
@@ -74,6 +76,7 @@ def test_functional_writes(name, dtype):
     assert_as_near_as_eager(SCATTERS[name], [drawn(8, 9, dtype=dtype), drawn(8, 9, dtype=dtype)])
 
 
+@pytest.mark.native("it counts the programs that are compiled")
 def test_what_is_written_to_a_part_in_place_changes_nothing_else():
     x, y = drawn(64, 9, 40), drawn(64, 3, 40)
     lazy, new = x.to("ltc"), y.to("ltc")

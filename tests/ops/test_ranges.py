@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ltc import config
 from tests.ops.against_float64 import assert_as_near_as_eager
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -36,6 +37,16 @@ def test_whole_numbers_from_floats(numbers):
         return torch.arange(*numbers, dtype=torch.int64, device=x.device) * x.long()
 
     assert_as_near_as_eager(counted, [torch.ones(())])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+@pytest.mark.parametrize("numbers", [(0, 3.7), (0, 3.7, 2), (9.0, 2.5, -1), (1, 1.5), (4, 0.5, -2)])
+@pytest.mark.parametrize("tier", ["native", "auto"])
+def test_whole_numbers_up_to_a_fraction(numbers, dtype, tier):
+    """Of 64 bits, the end is rounded towards 0 first; of fewer, it is not."""
+    with config.override(LTC_TIER=tier):
+        made = torch.arange(*numbers, dtype=dtype, device="ltc") * 3
+        torch.testing.assert_close(made.cpu(), torch.arange(*numbers, dtype=dtype) * 3)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 100])

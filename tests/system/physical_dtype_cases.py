@@ -209,6 +209,7 @@ def test_a_finfo_is_of_the_reported_dtype():
     assert torch.finfo(torch.ones(1).to(D).dtype).eps == torch.finfo(torch.float32).eps
 
 
+@pytest.mark.devices(2)
 def test_two_devices_exchange_sums_of_float32():
     x, y = torch.tensor([1.0, 257.0]), torch.tensor([2.0, 3.0])
     moved = x.to("ltc:0").to("ltc:1")

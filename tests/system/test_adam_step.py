@@ -12,6 +12,8 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.support.torch_private import ADAM_ON_LISTS
 
+pytestmark = pytest.mark.also_native
+
 FORMS = {
     "decoupled": (torch.optim.AdamW, {}),
     "largest": (torch.optim.AdamW, {"amsgrad": True}),
@@ -114,6 +116,7 @@ def calls_of(step) -> list[str]:
     return [name for name in names if name == "ltc::adam_" or name == "aten::_foreach_addcdiv_"]
 
 
+@pytest.mark.native("bits are compared with those of the calls that it stands for")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_it_trains_to_the_bit_as_torchs_own_way_does(form, dtype, torchs_own):
@@ -134,6 +137,7 @@ def prepared(device: str = "ltc", dtypes=(torch.float32,), **options):
     return parameters, optimizer
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_a_step_is_one_call():
     _, optimizer = prepared()
     assert calls_of(optimizer.step) == ["ltc::adam_"]
@@ -194,6 +198,7 @@ def went_through_a_file(optimizer: torch.optim.Optimizer) -> dict:
     return torch.load(file, map_location="cpu")
 
 
+@pytest.mark.native("bits are compared with those of the calls that it stands for")
 def test_what_the_optimizer_keeps_moves_to_the_cpu_and_back():
     parameters, optimizer = prepared()
     kept = went_through_a_file(optimizer)
@@ -210,6 +215,7 @@ def test_what_the_optimizer_keeps_moves_to_the_cpu_and_back():
     assert_close(outcome(parameters, optimizer), outcome(back, again), rtol=0, atol=0)
 
 
+@pytest.mark.native("bits are compared with those of the calls that it stands for")
 def test_a_copy_goes_its_own_way():
     parameters, optimizer = prepared()
     theirs, copied = copy.deepcopy((parameters, optimizer))

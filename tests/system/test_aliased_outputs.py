@@ -9,9 +9,10 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.device.recording.tensors import state_of
 
-pytestmark = pytest.mark.skipif(
-    config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend's outputs share memory"
-)
+pytestmark = [
+    pytest.mark.native("only compiled programs have outputs that share memory"),
+    pytest.mark.skipif(config.value("LTC_BACKEND") != "llvm", reason="and only those of LLVM"),
+]
 
 
 def place_of(tensor: torch.Tensor) -> int:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.also_native
+
 
 def moved_by_hand(module: nn.Module, device: str) -> nn.Module:
     for parameter in module.parameters():
@@ -61,6 +63,7 @@ def test_attributes_and_hooks_of_a_parameter_stay(equal):
         equal(layer.weight.grad, torch.full((1, 3), 4.0))
 
 
+@pytest.mark.devices(2)
 def test_gradients_of_graphs_from_before_a_move_reach_the_parameter(equal):
     layer, x = nn.Linear(3, 1), torch.ones(2, 3)
     on_cpu = layer(x).sum()

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from ltc.device.hooks import autocast
 
+pytestmark = pytest.mark.also_native
+
 OF_ITS_LIBRARY = "aten::mkldnn_rnn_layer"  # which no ltc tensor reaches
 LISTED = {
     "_addmm_activation": lambda x, whole: (x(3), x(2, 3), x(3, 3)),

@@ -16,6 +16,8 @@ import ltc
 import ltc.core.lazy_model as ltm
 from tests.autograd_functions import DoubledInPlace
 
+pytestmark = pytest.mark.also_native
+
 
 def ramp(*shape: int, device: str) -> torch.Tensor:
     """Distinct float64 values from 1 upwards."""
@@ -163,6 +165,7 @@ def by_saved_tensor_hook(x):
         return x.exp().sum()
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize(
     "raising",
     [
@@ -217,6 +220,7 @@ def test_a_backward_on_another_accelerator_names_the_reason():
     assert "INTERNAL ASSERT" in str(raised.value.__cause__)
 
 
+@pytest.mark.devices(2)
 def test_backward_runs_in_the_callers_thread():
     threads, x = [], leaf(3, device="ltc:1")
     x.register_hook(lambda gradient: threads.append(threading.get_ident()))
@@ -535,7 +539,7 @@ def test_autocast_chooses_the_dtypes_of_the_cpu(device):
         hidden, out = model[0](x), model(x)
         loss = F.cross_entropy(out, torch.tensor([0, 1, 2]).to(device))
     loss.backward()
-    return hidden.dtype, out.dtype, loss.dtype, [g.bfloat16().sign() for g in gradients(model)]
+    return hidden.dtype, out.dtype, loss.dtype, [g.bfloat16() for g in gradients(model)]
 
 
 @pytest.mark.compared
@@ -788,3 +792,15 @@ def test_writes_of_custom_operations_are_counted(device):
             refused_after(ops.halve_, device),
             refused_after(lambda x: ops.halve_all_([x]), device),
         )
+
+
+@pytest.mark.parametrize("devices", [("ltc", "cpu"), ("cpu", "ltc"), ("ltc", "ltc")])
+def test_a_dual_tensor_is_copied_to_another_device_with_its_tangent(devices):
+    source, target = devices
+    with forward_ad.dual_level():
+        tangent = torch.tensor([3.0, 4.0]).to(source)
+        dual = forward_ad.make_dual(torch.tensor([1.0, 2.0]).to(source), tangent)
+        copied = torch.zeros(2).to(target).copy_(dual)
+        primal, found = forward_ad.unpack_dual(copied)
+        assert (primal.tolist(), found.tolist()) == ([1.0, 2.0], [3.0, 4.0])
+        assert found.device.type == target

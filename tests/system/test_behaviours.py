@@ -63,6 +63,7 @@ def test_005_a_cpu_tensor_is_refused_and_numbers_are_not():
     torch.testing.assert_close((1 / (t + 1)).cpu(), torch.full((2,), 0.5))
 
 
+@pytest.mark.devices(4)
 def test_006_only_copies_cross_devices():
     a, b = torch.ones(2, device="ltc:0"), torch.zeros(2, device="ltc:1")
     with pytest.raises(RuntimeError, match="ltc:0.*ltc:1|ltc:1.*ltc:0"):
@@ -89,6 +90,7 @@ def test_011_bfloat16_stays_bfloat16():
     assert (t + t).dtype == torch.bfloat16
 
 
+@pytest.mark.devices(4)
 def test_012_a_moved_view_is_a_copy():
     t = torch.zeros(3, device=D)
     view = t[0:1]
@@ -134,6 +136,7 @@ def test_016_a_product_sees_a_write_of_one_element(device):
     return t @ t
 
 
+@pytest.mark.devices(4)
 def test_017_the_number_of_devices_is_the_environments():
     assert [str(device) for device in ltc.devices()] == ["ltc:0", "ltc:1", "ltc:2", "ltc:3"]
     real = ltm.lazy_real_devices(ltm.get_lazy_supported_devices())
@@ -141,12 +144,14 @@ def test_017_the_number_of_devices_is_the_environments():
     assert ltc.device_count() == torch.ltc.device_count() == 4
 
 
+@pytest.mark.devices(4)
 def test_018_devices_are_taken_by_index():
     assert ltc.device() == D and ltc.device(3) == torch.device("ltc", 3)
     with pytest.raises(IndexError):
         ltc.device(10)
 
 
+@pytest.mark.devices(4)
 def test_019_the_default_device_belongs_to_the_thread():
     ltm.lazy_device(n=2)
     seen = []
@@ -181,6 +186,7 @@ def test_024_the_hardware_is_named():
     assert ltm.lazy_device_hw(D) == "CPU"
 
 
+@pytest.mark.devices(4)
 def test_025_replication_takes_all_devices_or_none():
     with pytest.raises(RuntimeError, match=r"number of devices \(1\) is different from 4"):
         ltm.lazy_replication_devices(["ltc:0"])
@@ -188,6 +194,7 @@ def test_025_replication_takes_all_devices_or_none():
     assert ltm.lazy_replication_devices(everything) == ltm.lazy_real_devices(everything)
 
 
+@pytest.mark.devices(4)
 def test_026_replication_gives_the_thread_its_local_ordinal():
     devices = ltm.get_lazy_supported_devices()
     ltm.set_replication(devices[2], devices)
@@ -268,6 +275,7 @@ def test_034_random_tensors_have_their_shape_dtype_and_range():
 # --- laziness, steps, executions: 35 to 57 ------------------------------------------------------
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 @pytest.mark.parametrize("read", [torch.Tensor.cpu, str, lambda t: t.sum().item()])
 def test_035_nothing_runs_before_it_is_read(read):
     a, b = torch.ones(3, device=D), torch.ones(3, device=D)
@@ -279,6 +287,7 @@ def test_035_nothing_runs_before_it_is_read(read):
         assert executions(grown) >= 1
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_036_printing_a_synced_tensor_runs_nothing():
     t = torch.ones(3, device=D) + 1
     with metrics.counted() as grown:
@@ -287,6 +296,7 @@ def test_036_printing_a_synced_tensor_runs_nothing():
         assert executions(grown) == 1 and len(texts) == 1
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_037_reading_a_pending_tensor_runs_it_once():
     t = torch.ones(3, device=D) + 1
     with metrics.counted() as grown:
@@ -311,6 +321,7 @@ def linear_step(model, optimizer, rows):
     ltm.mark_step()
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_039_a_repeated_step_compiles_at_most_three_graphs():
     model = nn.Linear(3, 2).to(D)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -324,6 +335,7 @@ def test_039_a_repeated_step_compiles_at_most_three_graphs():
     assert (grown["UncachedCompile"], grown["CachedCompile"]) == (0, 5)
 
 
+@pytest.mark.native("it counts the programs that are compiled")
 def test_040_a_new_shape_compiles_one_graph():
     model = nn.Linear(3, 2).to(D)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -343,6 +355,7 @@ def test_041_a_python_number_is_not_transferred():
     assert grown["TransferToDeviceTime"] == 0
 
 
+@pytest.mark.noted_at_once("it counts steps until the program is there")
 def test_042_another_learning_rate_compiles_nothing():
     model = nn.Linear(3, 2).to(D)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -403,6 +416,7 @@ def test_046_an_error_of_an_asynchronous_closure_is_raised_later():
             time.sleep(0.01)
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_047_closures_run_in_order_and_read_without_another_run():
     order = []
     t = torch.ones(3, device=D) + 1
@@ -442,6 +456,7 @@ def test_051_waiting_takes_all_devices_or_some():
     assert metrics.metric_data("ExecuteTime")[0] >= 1
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_052_an_error_of_a_running_step_is_not_lost():
     t = F.embedding(torch.tensor([9], device=D), torch.ones(3, 2, device=D))
     with pytest.raises((RuntimeError, IndexError), match="out of"):
@@ -524,6 +539,7 @@ def test_073_draws_of_one_step_differ():
     assert len(set(drawn)) == 3
 
 
+@pytest.mark.devices(4)
 def test_074_each_device_has_its_own_state():
     ltm.set_rng_state(5, "ltc:0")
     ltm.set_rng_state(6, "ltc:1")
@@ -645,6 +661,7 @@ def test_208_a_wrong_argument_raises_eagers_text(device, name):
     return type(caught.value), str(caught.value).split("\n")[0].replace("ltc:0", "cpu")
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_209_an_operation_run_eagerly_is_counted_and_right():
     x = torch.tensor([3.0, 1.0, 3.0])
     with metrics.counted() as grown:

@@ -72,7 +72,7 @@ def test_autocast_means_bfloat16_in_every_thread_unless_chosen():
 
 
 def test_autocast_for_another_device_is_refused():
-    with pytest.raises(ValueError, match="is for lazy devices, and got 'cpu'"):
+    with pytest.raises(ValueError, match="takes a lazy device, not 'cpu'"):
         autocast("cpu")
 
 

@@ -29,6 +29,7 @@ def add_and_multiply():
     return y
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_174_cleared_names_come_back_with_the_same_operation():
     add_and_multiply()
     assert "MarkStep" in met.counter_names() and "TensorsGraphSize" in met.metric_names()
@@ -69,12 +70,14 @@ def a_step_of_everything():
     ltm.mark_step()
 
 
+@pytest.mark.native("the report of a step has the metrics of its compilation")
 @pytest.mark.parametrize("name", NAMES)
 def test_175_the_report_names_what_a_step_does(name):
     a_step_of_everything()
     assert re.search(rf"^(Counter|Metric): {name}$", met.metrics_report(), re.MULTILINE)
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_175_a_repeated_step_finds_its_program():
     for _ in range(3):
         add_and_multiply()
@@ -95,6 +98,7 @@ def test_176_the_short_report_has_the_fallback_of_a_tensor_read_as_a_condition()
     assert "CreateLtcTensor" not in short
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_the_wait_for_a_program_under_way_is_the_time_it_takes(monkeypatch):
     monkeypatch.setenv("LTC_MAX_IN_FLIGHT", "1")
     x = torch.randn(1000, 1000, device=ltm.lazy_device())
@@ -107,6 +111,7 @@ def test_the_wait_for_a_program_under_way_is_the_time_it_takes(monkeypatch):
     assert waited > met.metric_data("ExecuteTime")[1] / 100
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_177_the_execution_time_is_the_time_on_the_device():
     device = ltm.lazy_device()
     x, y = (torch.randn(2000, 2000, device=device) for _ in range(2))
@@ -132,6 +137,7 @@ def test_178_a_read_is_the_one_fallback_of_item():
     assert met.executed_fallback_ops() == []
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_179_tracing_is_timed_for_each_operation():
     x = torch.ones(next(sizes), device=ltm.lazy_device())  # a size not recorded before
     y = x + 1

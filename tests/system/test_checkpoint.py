@@ -69,6 +69,7 @@ def uninterrupted(steps=100):
     return Training().run(until=steps)
 
 
+@pytest.mark.native("the bits of a training that is resumed are compared")
 @pytest.mark.parametrize("blocking", [True, False])
 def test_losses_after_a_restore_are_bit_equal_and_nothing_is_compiled_again(tmp_path, blocking):
     expected = uninterrupted()
@@ -93,6 +94,7 @@ def test_losses_after_a_restore_are_bit_equal_and_nothing_is_compiled_again(tmp_
     assert grown.get("UncachedCompile", 0) == 0
 
 
+@pytest.mark.native("the bits of a training that is resumed are compared")
 def test_a_step_after_the_end_of_a_pass_resumes_too(tmp_path):
     expected = uninterrupted(40)
     for stop in (15, 30):  # a pass has 15 batches
@@ -154,6 +156,7 @@ def load_optimizer_move(path):
     return model, optimizer
 
 
+@pytest.mark.native("the bits of a training that is resumed are compared")
 @pytest.mark.parametrize(
     "order",
     [
@@ -261,7 +264,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(damage, tmp_path):
     manager, part = saved_steps(tmp_path, {1: None, 2: None})
     file = tmp_path / "step-00000002.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.warns(UserWarning, match="step 2 is left out: .*step-00000002"):
+    with pytest.warns(UserWarning, match="step 2 is skipped: .*step-00000002"):
         assert manager.restore_latest().step == 1
     assert part.value == 10
 
@@ -459,7 +462,7 @@ def test_shares_of_different_saves_are_never_mixed(tmp_path, monkeypatch):
     as_replica(monkeypatch, 0, 2)
     sharded(tmp_path / "other", training).save(2)
     (tmp_path / "other" / "step-00000002" / file).rename(tmp_path / "step-00000002" / file)
-    with pytest.warns(UserWarning, match=f"step 2 is left out: .*{file} is of another save"):
+    with pytest.warns(UserWarning, match=f"step 2 is skipped: .*{file} belongs to another save"):
         assert sharded(tmp_path, training).restore_latest().step == 1
 
 

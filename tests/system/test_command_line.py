@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 
 import ltc
 from ltc import config
-from ltc.command_line import main
+from ltc.command_line import _parser, main
 from ltc.debug import environment
 from ltc.support.disk_cache import disk_cache
 
@@ -61,7 +63,7 @@ def test_info_says_why_no_program_runs(monkeypatch):
 
 
 def test_the_cache_is_shown_and_cleared(own_cache, capsys):
-    assert main(["cache"]) == 0 and "is not there yet" in capsys.readouterr().out
+    assert main(["cache"]) == 0 and "does not exist yet" in capsys.readouterr().out
     disk_cache().write("a" * 64, bytes(1 << 20))
     assert main(["cache"]) == 0
     assert capsys.readouterr().out.startswith(f"{own_cache}: 1 files, 1.0 of at most")
@@ -139,7 +141,7 @@ def test_a_script_is_compared_eager_compiled_and_on_two_replicas(tmp_path):
     found = {" ".join(row[:-3]): row[-3:] for row in rows[4:9]}
     assert found["steps"] == ["3"] * 3 and found["reads"] == ["1"] * 3
     assert found["on the CPU"] == ["0"] * 3 and "loss 4" not in done.stdout
-    assert "1 rank computes what eager does" in done.stdout and "not shown" not in done.stdout
+    assert "1 rank agrees with eager" in done.stdout and "not shown" not in done.stdout
 
 
 def test_a_run_that_fails_and_one_that_computes_something_else_are_told(tmp_path):
@@ -149,7 +151,7 @@ def test_a_run_that_fails_and_one_that_computes_something_else_are_told(tmp_path
     done = ltc_command("check", "--backwards", 2, script, 0.5, LTC_BACKEND="llvm")
     assert done.returncode == 1 and "2 ranks failed: Rank" in done.stdout
     assert "ZeroDivisionError" in done.stdout
-    assert "1 rank does not compute what eager does" in done.stdout
+    assert "1 rank disagrees with eager" in done.stdout
 
 
 def test_wrong_arguments_are_told(capsys):
@@ -193,17 +195,97 @@ def test_profile_looks_at_a_script_and_at_the_ranks_it_starts(tmp_path):
     script, out = tmp_path / "train.py", tmp_path / "out.json"
     script.write_text(_RANKS)
     done = ltc_command(
-        "profile", "-o", out, "--html", tmp_path / "page.html", script, "--epochs", "1",
+        "profile", "-o", out, "--html", script, "--epochs", "1",
         LTC_NUM_DEVICES="1",
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "arguments ['--epochs', '1']" in done.stdout and str(out) in done.stderr
     tables = json.loads(out.read_text())["ltc"]
     assert sorted(process["rank"] for process in tables["processes"]) == [0, 1]
-    assert len(tables["steps"]) == 4 and (tmp_path / "page.html").is_file()
+    assert len(tables["steps"]) == 4 and (tmp_path / "out.html").is_file()
 
 
 def test_profile_of_what_is_not_there_says_so(capsys):
     with pytest.raises(SystemExit):
         main(["profile", "missing.py"])
     assert "there is no file missing.py" in capsys.readouterr().err
+
+
+WRONG = {
+    "run 0 train.py": "ltc run: error: argument replicas: expected an integer of at least 1, got '0'",
+    "run two train.py": "replicas: expected an integer of at least 1, got 'two'",
+    "run 2 missing.py": "ltc run: error: there is no file missing.py",
+    "check --backwards -1 x.py": "--backwards: expected an integer of at least 1, got '-1'",
+    "cache --clean": "ltc cache: error: unrecognized arguments: --clean Did you mean --clear?",
+    "profile --htlm x.py": "unrecognized arguments: --htlm Did you mean --html?",
+    "inof": "invalid choice: 'inof'; there are info, cache, .*. Did you mean info?",
+    "dump one": "process: expected an integer of at least 1, got 'one'",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_arguments_are_named_with_the_usage_of_their_command(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert re.search(WRONG[words].replace("?", "[?]"), said), said
+    command = words.split()[0]
+    assert f"usage: python -m ltc {command if command != 'inof' else '['}" in said
+
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_DOCS = sorted(
+    {
+        match[1].strip()
+        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for match in re.finditer(
+            r"python -m ltc ((?:run|check|profile) [^`#|\n]*)", page.read_text()
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("words", IN_DOCS)
+def test_the_commands_of_the_docs_are_parsed(words):
+    asked = _parser().parse_args(shlex.split(words))
+    assert asked.script in ("train.py", "my_package.train")
+
+
+def test_a_trace_that_is_missing_is_named(capsys):
+    assert main(["report", "missing.json"]) == 1
+    assert capsys.readouterr().err.startswith("There is no file missing.json.")
+
+
+def test_an_error_of_a_command_is_a_line(capsys):
+    with config.override(LTC_CACHE_MB="many"):
+        assert main(["cache"]) == 1
+    assert capsys.readouterr().err.startswith("python -m ltc cache: LTC_CACHE_MB=many: expected")
+
+
+def test_an_option_behind_the_script_is_told_to_be_the_scripts(tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    trace = str(tmp_path / "trace.json")
+    assert main(["profile", "-o", trace, str(script), "--html", "page.html"]) == 0
+    said = capfd.readouterr()
+    assert "['--html', 'page.html']" in said.out
+    assert "is given --html, since it stands behind the script" in said.err
+
+
+def test_only_programs_of_ltc_and_their_launchers_are_asked_where_they_are(capsys):
+    assert main(["dump", "1"]) == 1
+    assert "No signal was sent." in capsys.readouterr().err
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["bash", "-c", "echo ready; read"], **pipes) as shell:
+        assert shell.stdout.readline() == b"ready\n"
+        assert main(["dump", str(shell.pid)]) == 1
+        assert f"Process {shell.pid} (bash) is no program of ltc's" in capsys.readouterr().err
+        shell.communicate(b"\n")
+
+
+def test_each_command_has_an_example(capsys):
+    for command in ("info", "cache", "build", "run", "check", "profile", "report", "dump"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"example: python -m ltc {command} " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Large programs are compiled by another process, while they run interpreted."""
+"""Programs are compiled by another process, while their calls run at once."""
 
 import json
 import os
@@ -9,34 +9,34 @@ import time
 
 import pytest
 import torch
-from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
 from ltc.ir.node import make
-from ltc.runtime import compile, core_reservation, tiers
+from ltc.runtime import compile, core_reservation
 from ltc.runtime.background import compile_behind, worker_process
 from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
 from ltc.support.process import processors
-from tests.recorders import forget_paths
+from tests.marks import NOTES_AT_ONCE
+from tests.recorders import process_of_one_device
+
+pytestmark = pytest.mark.noted_at_once(
+    "steps are counted until a program is asked for, and is there"
+)
 
 
 @pytest.fixture(autouse=True)
 def auto(monkeypatch, tmp_path):
-    """As in a process of one device that was told nothing, where every program is large."""
-    forget_paths()  # what other tests have read is no reason to run at once
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(tiers, "LARGE_CALLS", 1)
-    monkeypatch.setattr(forks, "RECORDED", 1 << 30)
+    """As in a process of one device that was told nothing, with an empty disk cache."""
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
     settings["LTC_COPY_PROCESS"] = 0  # a new process answers later than the next few steps end
-    with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
+    compile_behind.end()  # one that another test has begun keeps its programs elsewhere
+    with process_of_one_device(LTC_NUM_DEVICES=1, **settings):
         yield
         compile_behind.end()
 
@@ -52,23 +52,17 @@ def fresh(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).to("ltc:0")
 
 
-def until_none_is_asked_for() -> None:
-    """Wait for the process; a test that hangs here says that it never answers."""
-    while compile_behind._worker._requests:
-        time.sleep(0.01)
-
-
 def test_steps_go_on_until_another_process_has_compiled_their_program():
     x = fresh(3, 3001)
     with metrics.counted() as grown:
         for _ in range(5):
             run(x)
         assert (grown["CompileBehind"], grown["UncachedCompile"]) == (1, 0)
-        until_none_is_asked_for()
-        runs = grown["InterpretedRuns"]
+        compile_behind.wait()
         for _ in range(3):
             run(x)
-    assert (grown["InterpretedRuns"], grown["UncachedCompile"]) == (runs, 1)
+    assert (grown["ImmediateSteps"], grown["ExecuteTime"], grown["UncachedCompile"]) == (6, 2, 1)
+    assert grown["CallByCallRuns"] == 0
     assert grown["RecalledPrograms"] == 1
     assert grown["CompileBehindFailed"] == 0
 
@@ -87,12 +81,19 @@ def test_steps_leave_the_other_process_a_processor_while_it_compiles(monkeypatch
     torch.set_num_threads(2)
     try:
         x = fresh(3, 3013)
-        for _ in range(5):
+        for _ in range(3):
             run(x)
+        compile_behind.wait()
+        for _ in range(2):
+            run(x)
+        kept = x * 2  # so what is followed has another program at its end
+        total = kept.tanh().sum(0)
+        ltm.mark_step(wait=True)
+        del kept, total
     finally:
         torch.set_num_threads(before)
-    assert (threads[0], threads[-1]) == (2, 1)
-    until_none_is_asked_for()
+    assert threads == [1]
+    compile_behind.wait()
     assert core_reservation._compiling == 0
 
 
@@ -101,7 +102,7 @@ def test_what_is_updated_in_place_is_by_the_compiled_program_too():
     for _ in range(3):
         weight.add_(1).mul_(2)
         ltm.mark_step(wait=True)
-    until_none_is_asked_for()
+    compile_behind.wait()
     for _ in range(3):
         weight.add_(1).mul_(2)
         ltm.mark_step(wait=True)
@@ -114,8 +115,9 @@ def test_where_the_process_is_gone_the_program_is_compiled_here():
         for _ in range(3):
             run(x)
         os.kill(compile_behind._worker._process.pid, signal.SIGKILL)
-        until_none_is_asked_for()
-        run(x)
+        compile_behind.wait()
+        for _ in range(2):  # of the first it was decided before
+            run(x)
     assert (grown["CompileBehind"], grown["UncachedCompile"]) == (1, 1)
     assert grown["RecalledPrograms"] == 0
 
@@ -150,7 +152,7 @@ def test_an_interrupt_leaves_no_request_that_nobody_answers(monkeypatch):
                 run(x)
     assert core_reservation._compiling == 0
     run(x)
-    until_none_is_asked_for()
+    compile_behind.wait()
     run(x)
     assert core_reservation._compiling == 0
 
@@ -195,28 +197,17 @@ def test_without_it_the_third_step_waits(setting, rows):
     assert (grown["CompileBehind"], grown["UncachedCompile"]) == (0, 1)
 
 
-def test_a_small_program_is_compiled_here(monkeypatch):
-    monkeypatch.setattr(tiers, "LARGE_CALLS", 100)
+def test_under_deterministic_algorithms_the_second_step_waits_for_the_program():
+    """So the run that takes over depends on counts alone."""
     x = fresh(3, 3006)
-    with metrics.counted() as grown:
-        for _ in range(3):
-            run(x)
-    assert (grown["CompileBehind"], grown["UncachedCompile"]) == (0, 1)
-
-
-def test_a_network_of_few_convolutions_is_not_waited_for(monkeypatch):
-    """Each is several kernels: 65 calls were compiled for a second, in the third step."""
-    monkeypatch.setattr(tiers, "LARGE_CALLS", 100)
-    layers = [nn.Sequential(nn.Conv2d(3 + k, 4 + k, 3), nn.ReLU()) for k in range(5)]
-    network = nn.Sequential(*layers).to("ltc")
-    x = fresh(3, 3, 12, 12)
-    with metrics.counted() as grown:
-        for _ in range(3):
-            network.zero_grad()
-            network(x).square().mean().backward()
-            ltm.mark_step()
-    assert grown["CompileBehind"] == 1 and grown["UncachedCompile"] == 0
-    until_none_is_asked_for()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with metrics.counted() as grown:
+            for _ in range(4):
+                run(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (grown["CompileBehind"], grown["ImmediateSteps"], grown["ExecuteTime"]) == (1, 2, 2)
 
 
 def test_a_child_of_fork_has_a_process_of_its_own():
@@ -228,17 +219,17 @@ def test_a_child_of_fork_has_a_process_of_its_own():
         with metrics.counted() as grown:
             for _ in range(4):
                 run(x)
-            until_none_is_asked_for()
-            run(x)
+            compile_behind.wait()
+            for _ in range(2):
+                run(x)
         os._exit(0 if grown["RecalledPrograms"] == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-PROGRAM = """
+PROGRAM = f"""
 import torch, ltc, ltc.core.lazy_model as ltm
-from ltc.runtime import tiers
+{NOTES_AT_ONCE}
 from ltc.runtime.background import compile_behind
-tiers.LARGE_CALLS = 1
 x = torch.ones(3009).to("ltc")
 for _ in range(3):
     y = x.exp().sum()
@@ -265,13 +256,12 @@ def test_the_other_process_ends_with_this_one_while_it_imports(tmp_path, monkeyp
     assert worker._process.wait() == 0
 
 
-COPIED = """
+COPIED = f"""
 import os, signal, sys, threading, time, torch, ltc, ltc.core.lazy_model as ltm
+{NOTES_AT_ONCE}
 from ltc import config
 from ltc.debug import metrics
-from ltc.runtime import tiers
 from ltc.runtime.background import compile_behind, worker_process
-tiers.LARGE_CALLS = 1
 x = torch.arange(3011.0).to("ltc")
 
 def run(factor):
@@ -284,8 +274,8 @@ def until_asked_for():
         run(1e-4)
 
 def until_answered():
-    while compile_behind._worker._requests:
-        time.sleep(0.01)
+    compile_behind.wait()
+    run(1e-4)  # of this one it was decided before that its calls run
 
 def process():
     return compile_behind._worker._process

@@ -9,6 +9,8 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 
+pytestmark = pytest.mark.also_native
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -84,6 +86,7 @@ def test_a_change_cuts_the_step_and_is_counted_and_no_change_does_not():
     assert x.dtype == torch.float32
 
 
+@pytest.mark.native("it counts how often what is pending is cut")
 def test_a_change_cuts_nothing_where_what_is_pending_names_its_types():
     layer = torch.nn.Linear(3, 2, device="ltc")
     rows, labels = torch.randn(4, 3, device="ltc"), torch.tensor([0, 1, 1, 0], device="ltc")
@@ -122,6 +125,7 @@ def test_what_follows_a_change_in_the_middle_has_the_new_type(device):
     return [(str(z.dtype), z) for z in found]
 
 
+@pytest.mark.native("it counts how often what is pending is cut")
 def test_a_change_that_is_refused_leaves_the_step_whole():
     x = torch.linspace(0, 1, 4, dtype=torch.float32).to("ltc")
     with metrics.counted() as grown:

@@ -218,6 +218,9 @@ def test_a_save_behind_the_training_tells_of_its_disk_and_the_next_one_is_writte
 def test_a_checkpoint_that_cannot_be_read_is_left_out_with_a_warning(tmp_path):
     for version in (1, 2):
         save_manager(tmp_path, version)
-    with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="step 2 is left"):
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        pytest.warns(UserWarning, match="step 2 is skipped"),
+    ):
         FaultyDisk(tmp_path, patched, 0)
         assert load_manager(tmp_path) == 1

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
 
+pytestmark = pytest.mark.also_native
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 8, 31])

@@ -11,17 +11,23 @@ from torch.utils.checkpoint import checkpoint
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.runtime.symbolic import program_of_sizes
+from ltc.device.recording import exit_liveness
 from tests.recorders import forget_paths, process_of_one_device
 
 LENGTHS = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40, 17, 130, 64, 33]
 
 
 @pytest.fixture(autouse=True)
-def auto(monkeypatch) -> Iterator[None]:
+def auto() -> Iterator[None]:
     """As in a process of one device that was told nothing."""
-    with process_of_one_device(monkeypatch, LTC_CACHE=0):
+    with process_of_one_device(LTC_CACHE=0):
         yield
+
+
+class Never:
+    """A program that nobody compiles."""
+
+    is_ready, is_kept = False, True
 
 
 def attended(dropout: float, causal: bool) -> list[list[torch.Tensor]]:
@@ -53,8 +59,7 @@ def on_each_tier(function, *arguments):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_keeps_the_same_weights_at_any_length(causal, monkeypatch):
-    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+def test_attention_keeps_the_same_weights_at_any_length(causal):
     native, auto, grown = on_each_tier(attended, 0.3, causal)
     torch.testing.assert_close(auto, native, rtol=1e-4, atol=1e-5)
     assert grown["SymbolicPrograms"] == 1
@@ -86,20 +91,17 @@ def encoded(forward=lambda layer, x: layer(x)) -> list[torch.Tensor]:
     return [loss.cpu() for loss in losses]
 
 
-def test_calls_that_draw_run_at_any_size_until_there_is_a_program(monkeypatch):
-    """They were made programs of their own for each length, and some compiled."""
-    monkeypatch.setattr(program_of_sizes, "FIRST_USES", len(LENGTHS) + 1)
+def test_calls_that_draw_run_at_any_size_where_there_is_no_program(monkeypatch):
+    monkeypatch.setattr(exit_liveness, "ask_for_sizes", lambda *arguments: Never())
     native, auto, grown = on_each_tier(encoded)
     torch.testing.assert_close(auto, native, rtol=1e-4, atol=1e-5)
-    assert grown["InterpretedSizes"] >= len(LENGTHS) - 3
-    assert grown["NewPrograms"] <= 3
-    assert grown["llvm.compiled"] == grown["UncachedCompile"] == 0
+    assert grown["ImmediateSteps"] == len(LENGTHS)
+    assert grown["llvm.compiled"] == grown["UncachedCompile"] == grown["ExecuteTime"] == 0
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_layer_that_is_computed_once_more_is_one_program(use_reentrant, monkeypatch):
+def test_a_layer_that_is_computed_once_more_is_one_program(use_reentrant):
     """A checkpoint's second forward draws what the first one drew, at any length."""
-    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
 
     def again(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(layer, x.requires_grad_(), use_reentrant=use_reentrant)
@@ -111,7 +113,7 @@ def test_a_layer_that_is_computed_once_more_is_one_program(use_reentrant, monkey
             once_more = encoded(again)
     torch.testing.assert_close(once_more, kept, rtol=1e-4, atol=1e-5)
     assert grown["SymbolicSizes"] >= len(LENGTHS) - 4
-    assert grown["OpByOpSteps"] == 0
+    assert grown["ImmediateSteps"] <= 4
 
 
 def test_many_numbers_are_drawn_by_one_kernel_at_all_sizes():
@@ -126,9 +128,8 @@ def test_many_numbers_are_drawn_by_one_kernel_at_all_sizes():
 
 
 @pytest.mark.parametrize("width", [64, 32])
-def test_a_size_that_happens_to_be_another_extent_is_no_exception(width, monkeypatch):
+def test_a_size_that_happens_to_be_another_extent_is_no_exception(width):
     """4 * 16 rows of 64 columns: tuples of sizes are compared from the left."""
-    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
     torch.manual_seed(0)
     layer, plain = nn.Linear(width, width), nn.Linear(width, width)
     plain.load_state_dict(layer.state_dict())
@@ -139,7 +140,7 @@ def test_a_size_that_happens_to_be_another_extent_is_no_exception(width, monkeyp
             made = [f(y).tanh() for f, y in ((layer, x.to("ltc")), (plain, x))]
             ltm.mark_step()
             torch.testing.assert_close(made[0].detach().cpu(), made[1].detach())
-    assert (grown["SymbolicPrograms"], grown["SymbolicSizes"]) == (1, 6)
+    assert (grown["SymbolicPrograms"], grown["SymbolicSizes"]) == (1, 5)
 
 
 def drawn() -> list[torch.Tensor]:
@@ -154,8 +155,7 @@ def drawn() -> list[torch.Tensor]:
     return [one.cpu() for one in made]
 
 
-def test_whole_numbers_that_are_drawn_are_one_program_and_the_same_on_each_tier(monkeypatch):
-    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+def test_whole_numbers_that_are_drawn_are_one_program_and_the_same_on_each_tier():
     native, auto, grown = on_each_tier(drawn)
     torch.testing.assert_close(auto, native, rtol=1e-5, atol=1e-6)
-    assert (grown["SymbolicPrograms"], grown["OpByOpSteps"]) == (1, 0)
+    assert (grown["SymbolicPrograms"], grown["ImmediateSteps"]) == (1, 3)

@@ -11,6 +11,7 @@ def selected(x: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     return [x[mask], x.masked_select(mask[:, None]), mask.nonzero(), x.unique()]
 
 
+@pytest.mark.native("a recorded step has calls that are run eagerly in its midst")
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1:], lambda x: x.t(), lambda x: x + 0])
 def test_an_operand_that_is_only_read_is_not_copied(view, monkeypatch):
     """Of a mask that selects little of much, the copy would be most of the time."""
@@ -27,6 +28,7 @@ def test_an_operand_that_is_only_read_is_not_copied(view, monkeypatch):
     assert torch.equal(x.cpu(), values)
 
 
+@pytest.mark.native("a recorded step has calls that are run eagerly in its midst")
 def test_what_a_mask_selects_is_not_tried_to_record(monkeypatch):
     """No type tells how many are selected, so to look for one, and a place on the path, is in vain."""
     x, y = torch.arange(6.0).to("ltc"), torch.arange(12.0).view(6, 2).to("ltc")
@@ -48,6 +50,7 @@ def test_a_mask_of_another_size_is_pytorchs_error():
     assert str(found.value).startswith(str(wanted.value))
 
 
+@pytest.mark.native("a recorded step has calls that are run eagerly in its midst")
 def test_what_is_written_to_is_written_once_and_returned():
     x = torch.zeros(4, device="ltc")
     view, out = x[1:3], torch.empty(0, dtype=torch.int64, device="ltc")

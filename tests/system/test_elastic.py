@@ -5,8 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import ltc.distributed.parallel_loader as pl
-from ltc.checkpointing.elastic_sampler import ElasticSampler
-from ltc.checkpointing.resumable import Resumable
+from ltc.checkpointing.resumable import ElasticSampler, Resumable
 
 
 def batches_of(replicas: int, ordinal: int, epoch: int, first: int = 0) -> list[list[int]]:
@@ -35,9 +34,9 @@ def test_from_two_replicas_to_one_and_back_no_sample_is_left_out_or_repeated():
 
 
 def test_a_batch_has_to_divide_by_the_replicas():
-    with pytest.raises(ValueError, match="12 samples does not divide by 5 replicas"):
+    with pytest.raises(ValueError, match="12 samples cannot be divided among 5 replicas"):
         batches_of(5, 0, epoch=0)
-    with pytest.raises(ValueError, match="there are 3 samples"):
+    with pytest.raises(ValueError, match="must be from 1 to 3"):
         ElasticSampler(range(3), 4)
 
 

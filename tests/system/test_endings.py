@@ -115,6 +115,7 @@ def test_a_tensor_that_is_dropped_in_some_steps_is_computed_in_the_others():
         assert torch.equal(y.cpu(), x.cpu() + 1)
 
 
+@pytest.mark.native("an error of a call is known at the mark")
 def test_a_parameter_that_its_step_did_not_reach_keeps_its_value():
     table, x = lazy(4, 2), lazy(2)
     value = x.cpu()
@@ -167,6 +168,7 @@ def test_any_choice_of_what_is_kept_gives_what_eager_gives(seed):
         torch.testing.assert_close(ours.cpu(), eagers)
 
 
+@pytest.mark.native("the lists of a recording are looked at")
 def test_one_comparison_binds_a_list_that_was_bound_before():
     values = [lazy(3) for _ in range(5)]
     for _ in range(2):
@@ -221,6 +223,7 @@ def test_outputs_without_elements_and_of_every_kind_come_out():
             assert y.shape == x.shape and y.dtype == x.dtype and torch.equal(y, x)
 
 
+@pytest.mark.native("the lists of a recording are looked at")
 def test_who_lets_go_of_a_tensor_while_a_walk_ends_spoils_no_later_walk(monkeypatch):
     """Another thread may: the references count as they were when the signature was taken."""
     held, signs = [], exit_liveness._exit_signature

@@ -7,6 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
 
+pytestmark = pytest.mark.also_native
+
 
 def ramp(*shape: int, device: str) -> torch.Tensor:
     """Distinct float64 values from 1 upwards."""

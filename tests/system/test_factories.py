@@ -20,8 +20,12 @@ import ltc
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 from ltc import config
-from ltc.checkpointing.elastic_sampler import ElasticSampler
-from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
+from ltc.checkpointing.resumable import (
+    ElasticSampler,
+    Resumable,
+    random_state,
+    restore_random_state,
+)
 from ltc.debug import graphs, metrics
 from ltc.device import register
 from ltc.distributed.data_parallel import DataParallel
@@ -59,6 +63,7 @@ def test_a_factory_makes_what_the_cpu_makes(device, name):
     return FACTORIES[name](device)
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("index", range(4))
 def test_factories_make_tensors_on_the_device_they_are_given(index):
     device = torch.device("ltc", index)
@@ -77,6 +82,7 @@ def test_a_device_that_is_not_there_is_refused():
         torch.ones(2, device="ltc:9")
 
 
+@pytest.mark.devices(4)
 def test_the_default_device_can_be_set():
     torch.set_default_device("ltc:1")
     try:
@@ -85,12 +91,14 @@ def test_the_default_device_can_be_set():
         torch.set_default_device(None)
 
 
+@pytest.mark.devices(4)
 def test_a_device_is_a_context():
     with torch.device("ltc:2"):
         made = torch.randn(2), nn.Linear(2, 2).weight, torch.tensor([1.0])
     assert {tensor.device for tensor in made} == {torch.device("ltc:2")}
 
 
+@pytest.mark.devices(4)
 def test_the_accelerator_is_ltc():
     assert torch.accelerator.is_available()
     assert torch.accelerator.current_accelerator().type == "ltc"
@@ -98,6 +106,7 @@ def test_the_accelerator_is_ltc():
     torch.accelerator.synchronize()
 
 
+@pytest.mark.devices(4)
 def test_tensors_and_modules_have_the_devices_shortcuts():
     assert torch.ones(2).ltc(1).device == torch.device("ltc:1")
     assert torch.ones(2, device="ltc").is_ltc
@@ -177,12 +186,22 @@ def trained_losses(step=lambda run: run) -> list[float]:
     return [loss.item() for loss in losses]
 
 
+PACKED = [torch.float4_e2m1fn_x2, torch.bits16, torch.bits4x2]
+
+
+@pytest.mark.parametrize("dtype", PACKED, ids=str)
+def test_empty_tensors_have_the_dtypes_that_pytorch_cannot_fill(dtype):
+    for shape in ((2, 3), (0, 3), ()):
+        made = torch.empty(shape, dtype=dtype, device="ltc")
+        assert (made.dtype, made.shape) == (dtype, torch.Size(shape))
+        assert not any(made.cpu().untyped_storage())
+
+
 WAYS_TO_RUN = {
     "compiled": {"LTC_TIER": "native"},
     "compiled in its turn": {"LTC_TIER": "auto"},
     "op by op": {"LTC_TIER": "op_by_op"},
     "on PyTorch's kernels": {"LTC_BACKEND": "eager"},
-    "timed": {"LTC_TIER": "native", "LTC_AUTOTUNE": 1},
     "verified": {"LTC_TIER": "native", "LTC_VERIFY": 1},
     "checked": {"LTC_TIER": "native", "LTC_CHECK": 1},
     "looked at for NaN": {"LTC_TIER": "native", "LTC_DEBUG_NANS": 1},
@@ -212,6 +231,7 @@ def test_sizes_may_change_by_default_there(by_default):
             assert y.sum().item() == pytest.approx(rows * rows * (rows + 1) / 2, rel=1e-4)
 
 
+@pytest.mark.devices(4)
 def test_replicas_in_threads_may_each_have_a_default_device():
     def loop(model, loader, device, context):
         with torch.device(device):
@@ -230,6 +250,7 @@ def test_replicas_in_threads_may_each_have_a_default_device():
     assert sorted(value for sums in results for value in sums) == [0, 6, 12, 18]
 
 
+@pytest.mark.native("a stage is shown where a graph is compiled")
 def test_stages_are_shown_by_default_there(by_default):
     x = torch.ones(1, 1, 4, 4)
     y = F.interpolate(x, scale_factor=1.7, mode="bicubic")
@@ -526,6 +547,7 @@ def copies_a_tensor():
     torch.tensor(torch.ones(3, device="ltc"), device="ltc")
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_warning_of_what_takes_a_device_names_the_users_line(index):
     """Also once another device is the current one: then ltc stands before more functions."""
@@ -555,6 +577,7 @@ COMES_BACK = {
 }
 
 
+@pytest.mark.native("it counts the instructions of a step that is followed")
 @pytest.mark.parametrize("name", COMES_BACK)
 def test_what_comes_back_is_not_looked_at_thoroughly(name, monkeypatch):
     def step():

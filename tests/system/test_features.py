@@ -10,6 +10,8 @@ sys.path.insert(0, str(SCRIPTS))
 import features
 from feature_cases import FEATURES
 
+pytestmark = pytest.mark.also_native
+
 SOME = {
     "torch.func": ["functional call with gradients of each sample"],
     "autograd": ["own function under vmap", "saved tensors hooks", "is grads batched"],

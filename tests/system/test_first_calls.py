@@ -99,7 +99,8 @@ for call in {calls!r}:
 def test_the_first_calls_of_a_process_import_nothing_large(backward, tmp_path):
     """Fake tensors and torch's kernels in Python import for a second what tells some types."""
     text = PROGRAM.format(calls=CALLS, heavy=HEAVY, backward=backward)
-    environment = {**os.environ, "LTC_CACHE_DIR": str(tmp_path)}
+    settings = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": "1", "LTC_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **settings}  # as users run it
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text],
         env=environment, capture_output=True, text=True, check=False,

@@ -7,6 +7,8 @@ import ltc
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.tensors import state_of
 
+pytestmark = pytest.mark.also_native
+
 FORMS = {
     "Adam": {"amsgrad": True},
     "AdamW": {},

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,10 +13,11 @@ import torch
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.device.evidence import reads_explained
 from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.verdict import verdict
 from ltc.profiling.last_lines import summary
-from ltc.profiling.machine_facts import machine_facts, swapped_bytes
+from ltc.profiling.trace import machine_facts, swapped_bytes
 from tests.explained import data, in_a_thread, line_to_blame
 
 STEPS = 12
@@ -71,14 +73,92 @@ def selects():
     return found
 
 
+def trained(weight, optimizer):
+    optimizer.zero_grad()
+    loss = (weight * data(613)).exp().sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def trains_and_reads():
+    weight = data(613).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(STEPS):
+        loss = trained(weight, optimizer)
+        loss.item()  # here
+    return weight
+
+
+def trains_and_reads_behind_the_mark():
+    weight = data(613).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(STEPS):
+        loss = trained(weight, optimizer)
+        ltm.mark_step()
+        loss.item()  # its step gives it
+        (weight > 0.5).sum().item()  # here
+    return weight
+
+
+def samples():
+    weight, chosen = data(20, 20), data(1, 20)
+    for _ in range(30):
+        chosen = (chosen @ weight).softmax(1) + chosen.tanh().exp().sin().cos().sigmoid().relu()
+        chosen = chosen.sqrt().abs().neg().exp().log().sin().cos().tanh().sigmoid() * 0.5
+        chosen.argmax().item()  # here
+    return chosen
+
+
+def trains_and_then_samples():
+    weight = data(613).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(STEPS):
+        trained(weight, optimizer)
+        ltm.mark_step()
+    return samples()
+
+
+@pytest.mark.parametrize(
+    ("program", "line_of", "words", "cure"),
+    [
+        (reads, reads, "before the mark", reads_explained.BEFORE_THE_MARK),
+        (trains_and_reads, trains_and_reads, "without step marks", reads_explained.NO_MARK),
+        (
+            trains_and_reads_behind_the_mark, trains_and_reads_behind_the_mark, "before the mark",
+            reads_explained.BEHIND_THE_MARK,
+        ),
+        (samples, samples, "in a loop without step marks", reads_explained.READING_LOOP),
+        (trains_and_then_samples, samples, "in a loop without", reads_explained.READING_LOOP),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)  # fmt: skip
+def test_each_kind_of_loop_with_reads_has_its_own_cure(program, line_of, words, cure, tmp_path):
+    trace = profiled(program, tmp_path)
+    found = {one.line: one for one in hindrances(trace) if one.name == "a read in a loop"}
+    one = found.pop(line_to_blame(line_of))
+    assert not found
+    assert words in one.sentence and "0 steps" not in one.sentence.split()
+    assert one.cure == cure
+    assert [e.cure for e in ltc.explain(50) if e.line == one.line and e.kind == "cuts"][-1] == cure
+    assert verdict(trace).kind != "recompiling"
+
+
+def test_a_run_without_marks_is_bound_by_its_reads_and_not_by_two_compilations(tmp_path):
+    found = verdict(profiled(samples, tmp_path))
+    assert found.kind == "read-bound"
+    assert re.fullmatch(r"no step is marked: \d+ reads end the recordings, .*", found.sentence)
+    assert found.line == line_to_blame(samples)
+
+
 @pytest.mark.parametrize(
     ("program", "name", "words"),
     [
         (much_python, "recording-bound", "% of a step is Python"),
-        (nobody_marks, "never-marked loop", "nobody marks its steps"),
+        (nobody_marks, "never-marked loop", "the loop has no step mark"),
         (reads, "a read in a loop", "a value was read before the mark"),
-        # The first two are recorded.
-        (ever_longer, "a growing set of shapes", f"{STEPS - 2} kinds so far, of one path"),
+        # The first three are noted.
+        (ever_longer, "a growing set of shapes", f"{STEPS - 3} kinds so far, on one path"),
         (selects, "an eager call in the hot path", "aten::nonzero"),
     ],
 )
@@ -91,14 +171,6 @@ def test_what_was_planted_is_named_with_its_line(program, name, words, tmp_path)
     assert found[name].cure in summary(trace)[3]
     if program in (reads, ever_longer, selects):
         assert found[name].line == line_to_blame(program)
-
-
-def test_shapes_that_no_path_of_symbols_takes_are_named_as_well(tmp_path):
-    trace = profiled(ever_longer, tmp_path, LTC_SYMBOLIC=0)
-    (one,) = [one for one in hindrances(trace) if one.name == "a growing set of shapes"]
-    # The first two are recorded; what comes behind them runs op by op, and is told each time.
-    assert f"{STEPS - 2} times a step ran op by op, at shapes that were new" in one.sentence
-    assert one.line == line_to_blame(ever_longer)
 
 
 @pytest.fixture(scope="module")

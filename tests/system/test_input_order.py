@@ -2,17 +2,30 @@
 
 import itertools
 
+import pytest
 import torch
 
 import ltc
+from ltc import config
 from ltc.debug import graphs, metrics
 from ltc.device.recording.tensors import state_of
+from ltc.runtime.program_cache import PROGRAMS
+
+pytestmark = pytest.mark.also_native
 
 
 def meet(*tensors: torch.Tensor) -> None:
     """Let the recording have these as its next inputs, for calls that nobody needs."""
     for tensor in tensors:
         tensor.neg()
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(tmp_path):
+    """No other test has compiled a program that is equal to one here."""
+    PROGRAMS.clear()
+    with config.override(LTC_CACHE_DIR=tmp_path):
+        yield
 
 
 def compiled(step, *arguments) -> int:
@@ -34,6 +47,7 @@ def mixed(a, b, c):
     return a / 2 - b * c
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_every_order_of_equal_inputs_is_one_program():
     plain, operands = drawn(3, 4, 5)
     assert compiled(mixed, *operands) == 1
@@ -51,6 +65,7 @@ def update(a, b, c):
     c.sub_(a)
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_what_is_updated_stays_in_its_buffer_whatever_the_order():
     plain, operands = drawn(3, 4, 3)
     assert compiled(update, *operands) == 1
@@ -65,6 +80,7 @@ def test_what_is_updated_stays_in_its_buffer_whatever_the_order():
     torch.testing.assert_close([x.cpu() for x in operands], plain)
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_updates_beside_new_results_and_values_that_are_not_read():
     plain, operands = drawn(4, 4, 6)
 
@@ -86,6 +102,7 @@ def test_updates_beside_new_results_and_values_that_are_not_read():
         torch.testing.assert_close([x.cpu() for x in (*results, *operands)], [*expected, *plain])
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_lists_of_tensors():
     plain, operands = drawn(6, 3, 2)
 
@@ -100,6 +117,7 @@ def test_lists_of_tensors():
     torch.testing.assert_close([x.cpu() for x in operands], plain)
 
 
+@pytest.mark.native("bits are compared with those of a step that reads nothing")
 def test_a_training_that_reads_its_parameters_first_compiles_nothing_more():
     def trained(look):
         torch.manual_seed(0)
@@ -128,6 +146,7 @@ def test_a_training_that_reads_its_parameters_first_compiles_nothing_more():
     assert grown.get("UncachedCompile", 0) == 0
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_a_steady_step_that_meets_its_inputs_otherwise_is_found_at_its_end():
     _, operands = drawn(3, 4, 3)
 

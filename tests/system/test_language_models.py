@@ -8,6 +8,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests import trainers
 
+pytestmark = pytest.mark.also_native
+
 
 @pytest.mark.parametrize(
     "options",

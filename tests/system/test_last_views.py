@@ -4,11 +4,14 @@ import gc
 from threading import Thread, get_ident
 from threading import enumerate as enumerate_threads
 
+import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import state_of
+
+pytestmark = pytest.mark.also_native
 
 
 def use(number: float) -> None:

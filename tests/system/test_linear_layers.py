@@ -13,6 +13,8 @@ from ltc import config
 from ltc.debug import metrics
 from tests.recorders import forget_paths
 
+pytestmark = pytest.mark.also_native
+
 SHAPES = ((4,), (3, 4), (2, 3, 4), (2, 2, 3, 4), (0, 4), (2, 0, 4), (3, 0))
 
 
@@ -46,6 +48,7 @@ def test_on_other_tiers(shape, tier):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.native("it counts the calls that are recorded")
 def test_each_way_is_one_call():
     x, weight, bias = operands((2, 3, 4), torch.float32, "ltc")
     gradient = torch.ones(2, 3, 5).to("ltc")

@@ -17,12 +17,14 @@ def three_of_five(device="ltc"):
     return torch.tensor([1.0, 0.0, 2.0, 0.0, 3.0]).to(device)
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_a_fallback_is_counted_under_its_name():
     with metrics.counted() as grown:
         assert three_of_five().nonzero().numel() == 3
     assert grown["aten::nonzero"] == 1
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_a_fallback_warns_where_that_is_asked_for():
     with (
         config.override(LTC_FALLBACK="warn"),
@@ -31,6 +33,7 @@ def test_a_fallback_warns_where_that_is_asked_for():
         three_of_five().nonzero()
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_a_fallback_is_an_error_where_that_is_asked_for():
     with config.override(LTC_FALLBACK="error"):
         with pytest.raises(Unsupported, match="aten::nonzero .*test_looking.*LTC_FALLBACK=error"):
@@ -57,7 +60,9 @@ def test_a_file_of_graphs_that_can_not_be_written_ends_no_training(tmp_path):
     path = tmp_path / "no_such_folder" / "graphs.txt"
     with config.override(LTC_SAVE_TENSORS_FILE=path):
         y = three_of_five() * 2 + 1
-        with pytest.warns(UserWarning, match=f"LTC_SAVE_TENSORS_FILE={path} lacks a step") as told:
+        with pytest.warns(
+            UserWarning, match=f"LTC_SAVE_TENSORS_FILE={path}: a step was not written"
+        ) as told:
             ltm.mark_step()
     assert [one.filename for one in told] == [__file__]
     assert y.sum().item() == 17
@@ -73,6 +78,7 @@ def test_a_graph_is_saved_for_graphviz(tmp_path):
     assert "digraph G {" in text and '[label="i=0"]' in text
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_calls_of_different_lines_are_different_recordings_where_that_is_asked_for():
     program = (
         "import torch, ltc\n"
@@ -100,15 +106,17 @@ def test_calls_of_different_lines_are_different_recordings_where_that_is_asked_f
     assert counts == [0, 1]
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_an_error_names_the_overload_and_the_users_line():
     table = torch.ones(3, 2, device="ltc")
     rows = table[torch.tensor([0, 7]).to("ltc")]
     with pytest.raises(IndexError) as caught:
         rows.sum().item()
-    (note,) = caught.value.__notes__
+    note, *_ = caught.value.__notes__
     assert "aten::index" in note and "test_looking_inside.py" in note
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_each_call_runs_at_most_once_though_its_value_is_read_again_and_again():
     x = torch.ones(64, device="ltc").exp()
     with metrics.counted() as grown:
@@ -124,6 +132,7 @@ def pending_sum():
     return (x * 2 + 1).relu().sum(1)
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_what_is_recorded_shows_with_the_users_lines():
     shown = graphs.text(pending_sum(), stage="recorded")
     assert [row.split(" = ")[1].split("(")[0] for row in shown.splitlines()] == [
@@ -136,6 +145,7 @@ def test_what_is_recorded_shows_with_the_users_lines():
     assert "test_looking_inside.py" in shown.splitlines()[1]
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 @pytest.mark.parametrize("stage", graphs.stages())
 def test_every_stage_shows_and_runs_nothing(stage):
     y = pending_sum()
@@ -146,6 +156,7 @@ def test_every_stage_shows_and_runs_nothing(stage):
     assert y.tolist() == [16.0, 48.0, 80.0]
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_without_tensors_the_pending_step_shows_without_what_nobody_holds():
     ltm.mark_step()
     y = pending_sum()
@@ -159,6 +170,7 @@ def test_a_stage_that_does_not_exist_is_named_beside_those_that_do():
         graphs.text(pending_sum(), stage="kernel")
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_stages_of_the_native_program_name_the_users_line():
     for stage in ("kernels", "llvm", "assembly"):
         with config.override(LTC_BACKEND="llvm"):
@@ -169,7 +181,9 @@ def test_stages_of_the_native_program_name_the_users_line():
 @pytest.mark.parametrize("named", ["nostage", "kernels,recorded"])
 def test_a_stage_to_print_that_does_not_exist_is_refused(named, tier):
     x = torch.ones(3).to("ltc")
-    message = f"LTC_DUMP={named}: expected some of simplify, .*, llvm, assembly, with commas"
+    message = (
+        f"LTC_DUMP={named}: expected some of simplify, .*, llvm, assembly, separated by commas"
+    )
     with config.override(LTC_BACKEND="llvm", LTC_DUMP=named, LTC_TIER=tier):
         with pytest.raises(ValueError, match=message):
             (x * 1.625 + len(named)).tolist()

@@ -37,6 +37,7 @@ def example(name):
     return module
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_each_step_appends_a_line_of_json_and_they_add_up(tmp_path):
     path = tmp_path / "steps.jsonl"
     with config.override(LTC_METRICS_FILE=path):
@@ -59,7 +60,7 @@ def test_a_file_that_can_not_be_written_ends_no_training(tmp_path):
         y = torch.ones(5, device="ltc").exp()
         ltm.add_step_closure(seen.append, (3.0,))
         with pytest.warns(
-            UserWarning, match=f"LTC_METRICS_FILE={tmp_path} lacks a step: .*directory"
+            UserWarning, match=f"LTC_METRICS_FILE={tmp_path}: a step was not written: .*directory"
         ):
             ltm.mark_step()
     assert seen == [3.0]
@@ -112,6 +113,7 @@ def test_growth_counts_what_was_cleared_from_the_clearing_on():
     assert grown["metrics"]["size"]["accumulator"] == 1.0
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_the_example_for_prometheus_writes_its_text_format(tmp_path):
     path = tmp_path / "ltc.prom"
     metrics.count('odd "name"\n')

@@ -9,6 +9,8 @@ from torch import nn
 
 import ltc
 
+pytestmark = pytest.mark.devices(2)
+
 
 def an_output_is_alive(layer, x):
     return layer(x)
@@ -184,7 +186,7 @@ def test_a_module_whose_parameters_a_profiler_has_recorded_says_so_and_stays():
     profiler = profiled(layer, torch.ones(4, 2, device="ltc"))
     with pytest.raises(RuntimeError, match="delete the profiler first") as caught:
         layer.to("cpu")
-    assert "on ltc:0 cannot become one on cpu" in str(caught.value)
+    assert "on ltc:0 cannot be moved to cpu" in str(caught.value)
     assert {p.device.type for p in layer.parameters()} == {"ltc"}
     assert copy.deepcopy(layer).to("cpu").weight.device.type == "cpu"
     del profiler

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
 
+pytestmark = pytest.mark.also_native
+
 CALLS = {
     "fill_": lambda x, n: x.fill_(n),
     "full": lambda x, n: torch.full((3,), n, dtype=x.dtype, device=x.device),

@@ -5,6 +5,8 @@ import torch
 
 import ltc.core.lazy_model as ltm
 
+pytestmark = pytest.mark.also_native
+
 
 @pytest.mark.parametrize("rows", [4, 8, 64])
 def test_a_part_is_replaced_in_what_its_step_reads_again(rows):

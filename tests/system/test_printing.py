@@ -44,6 +44,7 @@ def test_a_tensor_is_read_once_and_prints_as_on_the_cpu(name):
     assert without_device(text) == without_device(str(x))
 
 
+@pytest.mark.native("it counts programs, and calls that run when made are none")
 def test_a_pending_tensor_is_computed_by_one_program():
     x = torch.ones(30, 30).to("ltc")
     with metrics.counted() as grown:
@@ -77,6 +78,7 @@ def test_tensors_of_other_kinds_print_as_ever():
     assert str(torch.ones(2, device="meta")) == "tensor(..., device='meta', size=(2,))"
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_error_of_a_print_that_somebody_keeps_leaves_torch_func_as_it_was(debug, equal):
     def gradients():

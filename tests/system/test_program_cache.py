@@ -14,7 +14,6 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.shapes import type_cache
 from ltc.llvm.native.kernel_cache import _loaded
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support.disk_cache import disk_cache
@@ -22,9 +21,12 @@ from ltc.support.disk_cache import disk_cache
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "stress"))
 from damage_cache import files, trained
 
-pytestmark = pytest.mark.skipif(
-    config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"
-)
+pytestmark = [
+    pytest.mark.native("what is on the disk are compiled programs"),
+    pytest.mark.skipif(
+        config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,6 @@ def test_files_that_hold_something_else_are_made_anew_with_one_warning(own_cache
     first = trained()
     damage(own_cache)
     forget()
-    type_cache._read.clear()
     with pytest.warns(UserWarning, match="damaged") as told:
         assert trained() == first
     assert sum("damaged" in str(one.message) for one in told) == 1
@@ -135,7 +136,7 @@ def test_without_a_cache_nothing_is_written(own_cache):
 
 def test_a_disk_that_takes_nothing_is_no_hindrance(own_cache):
     own_cache.write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="can not be made") as told:
+    with pytest.warns(UserWarning, match="cannot be made") as told:
         first = trained()
     assert sum("ltc's cache" in str(one.message) for one in told) == 1
     with config.override(LTC_CACHE=0):

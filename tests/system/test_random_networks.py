@@ -17,7 +17,7 @@ from tests.networks.drawing import Drawing
 from tests.networks.expressions import WRITES
 from tests.networks.judge import judged
 from tests.networks.network import Leaf, Network, Step
-from tests.networks.repetition import COMPILED, INTERPRETED, SYMBOLIC, counted_by_tier
+from tests.networks.repetition import COMPILED, IMMEDIATE, SYMBOLIC, counted_by_tier
 from tests.random_networks import smallest, tried
 from tests.recorders import process_of_one_device
 
@@ -34,9 +34,9 @@ def test_random_networks_are_right(batch):
 @pytest.mark.parametrize("batch", range(REPEATED_BATCHES * TIMES))
 def test_networks_that_are_repeated_are_right_on_every_tier(batch, monkeypatch):
     monkeypatch.setenv("NETWORK_RUNS", "repeated")
-    with process_of_one_device(monkeypatch, LTC_TIER="auto"), counted_by_tier() as runs:
+    with process_of_one_device(LTC_TIER="auto"), counted_by_tier() as runs:
         fail_where_one_is_wrong(batch, "--tier auto --runs repeated ")
-    assert min(runs[INTERPRETED], runs[COMPILED], runs[SYMBOLIC]) > 0, runs
+    assert min(runs[IMMEDIATE], runs[COMPILED], runs[SYMBOLIC]) > 0, runs
 
 
 def fail_where_one_is_wrong(batch: int, options: str) -> None:
@@ -244,6 +244,7 @@ def test_gradients_of_rows_of_equal_numbers_cancel(monkeypatch, error, is_right)
     assert (not str(judged(Network(leaves, steps, (), ("v1",))))) == is_right
 
 
+@pytest.mark.native("calls that run at once round as the CPU does")
 @pytest.mark.parametrize("narrow, is_right", [("float16", True), ("float32", False)])
 def test_what_only_float16_has_no_numbers_for_is_no_failure(monkeypatch, narrow, is_right):
     """There 1e-12 is 0, and a norm that is 0 but for a rounding is divided by."""

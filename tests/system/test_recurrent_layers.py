@@ -14,6 +14,8 @@ from ltc.device.recording.recorder import device_at
 from ltc.llvm.ops import dispatch
 from ltc.llvm.recurrence.recurrence_codes import recurrence_codes
 
+pytestmark = pytest.mark.also_native
+
 
 def relu_rnn(*args, **options):
     return nn.RNN(*args, nonlinearity="relu", **options)
@@ -285,6 +287,7 @@ def test_as_many_calls_are_recorded_for_few_steps_as_for_many(cell, enabled):
     assert recorded_calls(cell, 4, enabled) == recorded_calls(cell, 50, enabled) < 60
 
 
+@pytest.mark.native("it reads the kernels of a compiled scan")
 @every_cell
 def test_the_code_of_a_scan_is_the_same_for_any_number_of_steps_and_sequences(cell, monkeypatch):
     def texts(steps, batch):
@@ -292,7 +295,7 @@ def test_the_code_of_a_scan_is_the_same_for_any_number_of_steps_and_sequences(ce
         monkeypatch.setattr(dispatch, "recurrence_codes", lambda *given: noted(found, *given))
         model = made(cell, "ltc", 16, 16, torch.float32)
         model(numbers("ltc", steps, batch, 16, dtype=torch.float32))[0].sum().backward()
-        with config.override(LTC_TIER="native", LTC_CACHE=0):
+        with config.override(LTC_CACHE=0):
             ltm.mark_step(wait=True)
         return found
 

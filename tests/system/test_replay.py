@@ -17,6 +17,10 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.errors import StepDiffers
 
+pytestmark = pytest.mark.native(
+    "the bits of replayed calls are compared with those of recorded ones"
+)
+
 
 @pytest.fixture(autouse=True)
 def replaying():
@@ -284,6 +288,130 @@ def test_a_number_that_changes_by_itself_is_refused():
         for _ in range(6):
             step(batch(0, 3))
     assert "the number" in step.refusal
+
+
+class Counting(torch.optim.Optimizer):
+    """Each parameter has a step count, which `advance(count, group)` changes and reads."""
+
+    def __init__(self, parameters, advance, first, is_shared=False):
+        super().__init__(parameters, {"lr": 0.5})
+        self.advance, count = advance, first()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = count if is_shared else first()
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.5).add_(self.advance(self.state[p], group))
+
+
+def adds_one(state, group):
+    state["step"] += 1
+    return state["step"].item() * group["lr"]
+
+
+def adds_by_the_overload(state, group):
+    torch.ops.aten.add_.Tensor(state["step"], torch.tensor(2.0))
+    return 1 / state["step"].item()
+
+
+def adds_twice(state, group):
+    state["step"].add_(1)
+    before = state["step"].item()
+    state["step"].add_(1)
+    return before / state["step"].item()
+
+
+def multiplies(state, group):
+    state["step"] *= 0.9 - group["lr"] / 10
+    return state["step"].item()
+
+
+def multiplies_lists(state, group):
+    torch._foreach_mul_([state["step"]], [0.75])
+    return state["step"].item() - 1
+
+
+def adds_the_rate(state, group):
+    state["step"].add_(group["lr"])
+    return state["step"].item()
+
+
+def decides_by_the_tensor(state, group):
+    state["step"] += 1
+    return 2.0 if state["step"] > 4 else 0.25
+
+
+def decides_by_the_number(state, group):
+    state["step"] += 1
+    return 2.0 if state["step"].item() > 4 else 0.25
+
+
+def converts(state, group):
+    state["step"] += 1
+    return float(state["step"]) + int(state["step"])
+
+
+def computes_by_a_keyword(state, group):
+    state["step"] += 1
+    return torch.add(input=state["step"], other=3).item()
+
+
+def replaces(state, group):
+    state["step"] = state["step"] + 1
+    return state["step"].item()
+
+
+def fills(state, group):
+    state["step"].fill_(state["step"].item() * 2)
+    return state["step"].item()
+
+
+HANDED_OVER = [adds_one, adds_by_the_overload, adds_twice, multiplies, multiplies_lists,
+               decides_by_the_number]  # fmt: skip
+LOOKED_AT = [adds_the_rate, decides_by_the_tensor, converts, computes_by_a_keyword, replaces, fills]
+
+
+def counting(device, compiled, advance, first, is_shared=False):
+    weights = [nn.Parameter(torch.ones(2, device=device)) for _ in range(2)]
+    optimizer = Counting(weights, advance, first, is_shared)
+    step = compiled(lambda: optimizer.step())
+    found = []
+    for number in range(10):
+        optimizer.param_groups[0]["lr"] = 0.5 if number < 7 else 0.25
+        step()
+        found += [w.tolist() for w in weights]
+        found += [optimizer.state[w]["step"].item() for w in weights]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("advance", [*HANDED_OVER, *LOOKED_AT])
+@pytest.mark.filterwarnings("ignore:ltc.compile")
+def test_step_counts_go_on_as_they_would(advance, dtype):
+    def first():
+        return torch.ones((), dtype=dtype, device="cpu")
+
+    try:
+        expected = counting("cpu", lambda function: function, advance, first)
+    except RuntimeError:  # an integer times a float
+        pytest.skip("PyTorch has no such update of this dtype")
+    with metrics.counted() as grown:
+        assert counting("ltc", ltc.compile, advance, first) == expected
+    if advance in HANDED_OVER and dtype in (torch.float32, torch.float64):
+        assert grown["ReplayedCalls"] >= 3, dict(grown)
+
+
+def test_a_step_count_may_be_shared():
+    def first():
+        return torch.ones((), device="cpu")
+
+    expected = counting("cpu", lambda function: function, adds_one, first, True)
+    with metrics.counted() as grown:
+        assert counting("ltc", ltc.compile, adds_one, first, True) == expected
+    assert grown["ReplayedCalls"] >= 3, dict(grown)
 
 
 # --- what the function closes over --------------------------------------------------------------

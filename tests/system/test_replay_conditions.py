@@ -8,6 +8,7 @@ import enum
 import functools
 import operator
 import types
+import warnings
 import weakref
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn
 import ltc
 from ltc import config
 from ltc.debug import metrics
+from ltc.errors import StepDiffers
 from ltc.support.torch_private import GLOBAL_MODULE_HOOKS, GLOBAL_OPTIMIZER_HOOKS
 
 CALLS, CHANGED = 9, 5  # the change comes before the call of that number
@@ -84,10 +86,6 @@ CHANGES = {
     "a hook after the step": lambda m, o: o.register_step_post_hook(
         lambda *_: m.weight.data.zero_()
     ),
-    "a hook before every step": lambda m, o: GLOBAL_OPTIMIZER_HOOKS[0].update({0: no_gradients}),
-    "a hook of every module": lambda m, o: GLOBAL_MODULE_HOOKS[0].update(
-        {0: lambda module, args, output: output * 0}
-    ),
     "another forward of the module": lambda m, o: setattr(m, "forward", lambda x: zero(m, x)),
     "another forward of its class": lambda m, o: setattr(nn.Linear, "forward", zero),
     "another step of the optimizer": lambda m, o: other_step(o),
@@ -104,10 +102,24 @@ def test_hooks_and_methods_that_come_later_are_seen(change, monkeypatch):
                 found.append(trained(compiled, change))
         finally:
             monkeypatch.undo()
-            GLOBAL_MODULE_HOOKS[0].clear()
-            GLOBAL_OPTIMIZER_HOOKS[0].pop(0, None)
     assert found[0] == found[1]
     assert grown["ReplayedCalls"] >= 3, dict(grown)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "hook"),
+    [
+        (GLOBAL_OPTIMIZER_HOOKS[0], no_gradients),
+        (GLOBAL_MODULE_HOOKS[0], lambda module, args, output: output * 0),
+    ],
+    ids=["before every step", "of every module"],
+)
+def test_hooks_around_everything_are_found_by_the_check(hooks, hook, monkeypatch):
+    def change(model, optimizer):
+        monkeypatch.setitem(hooks, 0, hook)
+
+    with config.override(LTC_REPLAY_CHECK=2), pytest.raises(StepDiffers):
+        trained(ltc.compile, change)
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -177,6 +189,16 @@ def order_of_a_table():
 def elements_of_an_array():
     array = np.array([1.0])
     return lambda x: x * float(array[0]), lambda: array.fill(5)
+
+
+def last_element_of_a_long_array():
+    array = np.ones(1000)
+    return lambda x: x * float(array.sum()), lambda: array.put(999, 5)
+
+
+def end_of_a_long_text():
+    settings = types.SimpleNamespace(text="a" * 1000)
+    return lambda x: x * settings.text.count("a"), lambda: setattr(settings, "text", "a" * 999)
 
 
 def queue():
@@ -481,11 +503,6 @@ def attribute_by_a_getter():
     return lambda x: x * get(settings), lambda: setattr(settings.inner, "scale", 5.0)
 
 
-def method_by_a_caller():
-    held, call = Held(), operator.methodcaller("scaled", ones(1))
-    return lambda x: x * call(held), lambda: setattr(held, "scale", 5.0)
-
-
 def attribute_by_a_partial():
     get = functools.partial(getattr, held := Held(), "scale")
     return lambda x: x * get(), lambda: setattr(held, "scale", 5.0)
@@ -542,18 +559,21 @@ def number_of_ctypes():
     return lambda x: x * number.value, lambda: setattr(number, "value", 5.0)
 
 
-VALUES = [class_attribute, attribute_that_hides_its_class, attribute_with_a_default,
+VALUES = [last_element_of_a_long_array, end_of_a_long_text, class_attribute,
+          attribute_that_hides_its_class, attribute_with_a_default,
           attribute_by_its_text, slot, members_of_a_set, order_of_a_table, elements_of_an_array,
           queue, user_dict, class_method, method_without_gradients, autograd_function,
-          backward_of_a_function, item, call, length, context, code_of_a_function,
-          negative_zero, base_class_behind_super, other_method_of_a_base_class, descriptor,
-          partial_method, other_class, all_fields, data_of_a_cpu_tensor, view_of_bytes,
-          context_variable, default_of_a_context_variable_that_is_set, table_in_a_context_variable,
-          context_object, chain_of_tables, weak_reference, weak_reference_that_dies, weak_method,
-          weak_values, weak_keys, function_of_a_type, method_of_a_type, attribute_by_a_getter,
-          method_by_a_caller, attribute_by_a_partial, method_of_a_table, view_of_a_table,
-          attribute_of_a_function, attribute_of_an_enumeration, property_of_a_metaclass,
-          attribute_that_a_class_looks_up, number_of_ctypes]  # fmt: skip
+          backward_of_a_function, item, call, length, context, code_of_a_function, negative_zero,
+          base_class_behind_super, other_method_of_a_base_class, descriptor, partial_method,
+          other_class, all_fields, data_of_a_cpu_tensor, view_of_bytes, chain_of_tables,
+          attribute_by_a_partial, method_of_a_table, attribute_of_a_function,
+          attribute_of_an_enumeration, attribute_that_a_class_looks_up,
+          number_of_ctypes]  # fmt: skip
+CONSTANTS = [context_variable, default_of_a_context_variable_that_is_set,
+             table_in_a_context_variable, context_object, weak_reference,
+             weak_reference_that_dies, weak_method, weak_values, weak_keys, function_of_a_type,
+             method_of_a_type, attribute_by_a_getter, view_of_a_table,
+             property_of_a_metaclass]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", VALUES)
@@ -572,25 +592,43 @@ def test_values_that_change_later_are_seen(make):
     assert grown["ReplayedCalls"] >= 4, dict(grown)
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (lambda model: weakref.proxy(model), r"uses a weakref.proxy, .*: use weakref.ref"),
-        (lambda model: weakref.ref(model), "finds a Linear by a weak reference alone"),
-    ],
-)
-def test_what_a_weak_reference_hides_is_refused(made, reason):
-    model = nn.Linear(1, 1).to("ltc")
-    reference = made(model)
+def test_kinds_of_calls_that_long_values_alone_tell_apart():
+    step = ltc.compile(lambda x, text: x * text.count("a"))
+    with metrics.counted() as grown:
+        found = [step(ones(1), "a" * 200 + "b" * (n % 2) + "a" * (n % 2)).item() for n in range(8)]
+    assert found == [200.0, 201.0] * 4
+    assert grown["ReplayedCalls"] == 4
 
-    def step(x):
-        found = reference() if isinstance(reference, weakref.ref) else reference
-        return (x * found.in_features).detach()
 
-    step = ltc.compile(step)
-    with pytest.warns(UserWarning, match=reason):
-        for _ in range(5):
+@pytest.mark.parametrize("make", CONSTANTS)
+def test_a_constant_that_changes_is_found_by_the_check(make):
+    function, change = make()
+    step = ltc.compile(function)
+    with metrics.counted() as grown:
+        for _ in range(CHANGED):
             step(ones(1))
+    assert grown["ReplayedCalls"] == CHANGED - 2
+    change()
+    with config.override(LTC_REPLAY_CHECK=1), pytest.raises(StepDiffers):
+        step(ones(1))
+    assert torch.equal(step(ones(1)), function(ones(1)))
+
+
+@pytest.mark.parametrize("make", [weakref.ref, weakref.proxy])
+def test_a_module_behind_a_weak_reference_alone_is_refused(make):
+    model = nn.Linear(1, 1).to("ltc")
+    reference = make(model)
+    step = ltc.compile(lambda x: (reference() if make is weakref.ref else reference)(x).detach())
+    found, expected = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(6):
+            with torch.no_grad():
+                model.weight.fill_(number)
+            found.append(step(ones(1)).item())
+            expected.append(model(ones(1)).item())
+    assert found == expected
+    assert "neither an argument nor found in what it closes over" in step.refusal
 
 
 def test_a_weak_reference_beside_another_name_is_followed():
@@ -676,6 +714,7 @@ def looped(compiled, **parts):
     return names["loops"](compiled, ones(2, 3))
 
 
+@pytest.mark.native("the bits of replayed calls are compared with those of recorded ones")
 @pytest.mark.parametrize("name", ["step", "data", "grad", "size", "mean", "zero_grad", "backward"])
 def test_a_global_with_the_name_of_an_attribute_may_change(name):
     with metrics.counted() as grown:
@@ -747,7 +786,7 @@ def transposes_a_global(x):
     [(transposes, r"changes the shape of args\[0\]"),
      (adds_a_dimension, r"changes the shape of args\[0\]"),
      (wants_gradients, r"changes the requires_grad of args\[0\] from False to True"),
-     (transposes_a_global, "changes the shape of what is found by 'weight'")],
+     (transposes_a_global, "changes the shape of the object at 'weight'")],
 )  # fmt: skip
 def test_a_call_that_changes_the_layout_of_a_tensor_is_refused(function, reason):
     kept = weight.shape
@@ -810,6 +849,7 @@ def test_numbers_that_come_out_are_plain():
 # --- devices ------------------------------------------------------------------------------------
 
 
+@pytest.mark.devices(2)
 def test_another_current_device():
     weights = [torch.full((2,), float(n), device=f"ltc:{n}") for n in range(2)]
 
@@ -826,3 +866,210 @@ def test_another_current_device():
     expected = [number // CHANGED % 2 for number in range(3 * CALLS)]
     assert found == [(n, [3.0 + n] * 2) for n in expected]
     assert grown["ReplayedCalls"] == 1
+
+
+# --- tensors are inputs, wherever they are held ---------------------------------------------------
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+
+class WithAttribute:
+    pass
+
+
+def in_an_attribute(w):
+    thing = WithAttribute()
+    thing.held = w
+    return (lambda: thing.held), functools.partial(setattr, thing, "held")
+
+
+def in_a_slot(w):
+    thing = Slotted()
+    thing.held = w
+    return (lambda: thing.held), functools.partial(setattr, thing, "held")
+
+
+def in_an_attribute_of_an_attribute(w):
+    thing = WithAttribute()
+    thing.inner = WithAttribute()
+    thing.inner.held = w
+    return (lambda: thing.inner.held), functools.partial(setattr, thing.inner, "held")
+
+
+def in_a_class(w):
+    class Holder:
+        held = w
+
+        def get(self):
+            return self.held
+
+    holder = Holder()
+    return (lambda: holder.get()), functools.partial(setattr, Holder, "held")
+
+
+def in_a_module(w):
+    module = nn.Module()
+    module.held = w
+    return (lambda: module.held), functools.partial(setattr, module, "held")
+
+
+def in_a_buffer(w):
+    module = nn.Module()
+    module.register_buffer("held", w)
+    return (lambda: module.held), functools.partial(setattr, module, "held")
+
+
+def in_a_list_of_a_module(w):
+    module = nn.Module()
+    module.parts = [{"held": w}]
+    return (lambda: module.parts[0]["held"]), functools.partial(module.parts[0].__setitem__, "held")
+
+
+def in_a_queue(w):
+    queue = collections.deque([w])
+    return (lambda: queue[0]), functools.partial(queue.__setitem__, 0)
+
+
+def in_a_wrapped_table(w):
+    table = collections.UserDict(held=w)
+    return (lambda: table["held"]), functools.partial(table.__setitem__, "held")
+
+
+def in_a_chain_of_tables(w):
+    chain = collections.ChainMap({}, {"held": w})
+    return (lambda: chain["held"]), functools.partial(chain.maps[1].__setitem__, "held")
+
+
+def in_an_attribute_of_a_function(w):
+    def get():
+        return get.held
+
+    get.held = w
+    return (lambda: get()), functools.partial(setattr, get, "held")
+
+
+def in_a_closure_of_a_function(w):
+    def get():
+        return w
+
+    def change(other):
+        nonlocal w
+        w = other
+
+    return (lambda: get()), change
+
+
+def in_a_partial(w):
+    held = [w]
+    get = functools.partial(held.__getitem__, 0)
+    return (lambda: get()), functools.partial(held.__setitem__, 0)
+
+
+def by_a_property(w):
+    class Holder:
+        kept = w
+        held = property(lambda self: self.kept)
+
+    holder = Holder()
+    return (lambda: holder.held), functools.partial(setattr, Holder, "kept")
+
+
+def by_an_item(w):
+    class Holder:
+        def __init__(self):
+            self.parts = {"held": w}
+
+        def __getitem__(self, key):
+            return self.parts[key]
+
+    holder = Holder()
+    return (lambda: holder["held"]), functools.partial(holder.parts.__setitem__, "held")
+
+
+def in_a_global_of_another_module(w):
+    module = types.ModuleType("holder")
+    exec("def get():\n    return held", module.__dict__)
+    module.held = w
+    return (lambda: module.get()), functools.partial(setattr, module, "held")
+
+
+def in_a_named_tuple(w):
+    held = collections.namedtuple("Holder", ["held"])
+    table = {"of": held(w)}
+    return (lambda: table["of"].held), lambda other: table.update(of=held(other))
+
+
+def in_a_data_class(w):
+    @dataclasses.dataclass
+    class Holder:
+        held: torch.Tensor
+
+    holder = Holder(w)
+    return (lambda: holder.held), functools.partial(setattr, holder, "held")
+
+
+def as_a_key(w):
+    table = {w: 1.0}
+
+    def put(other):
+        table.clear()
+        table[other] = 1.0
+
+    return (lambda: next(iter(table))), put
+
+
+def in_a_set(w):
+    held = {w}
+
+    def put(other):
+        held.clear()
+        held.add(other)
+
+    return (lambda: next(iter(held))), put
+
+
+HOLDERS = [as_a_key, in_a_set, in_an_attribute, in_a_slot, in_an_attribute_of_an_attribute, in_a_class, in_a_module,
+           in_a_buffer, in_a_list_of_a_module, in_a_queue, in_a_wrapped_table,
+           in_a_chain_of_tables, in_an_attribute_of_a_function, in_a_closure_of_a_function,
+           in_a_partial, by_a_property, by_an_item, in_a_global_of_another_module,
+           in_a_named_tuple, in_a_data_class]  # fmt: skip
+
+
+def tensors_of(device, compiled, hold):
+    """The results and the tensors, while the held one is written to, exchanged, moved and a view."""
+    base = torch.arange(12.0).reshape(4, 3).to(device)
+    w = torch.ones(3).to(device)
+    get, put = hold(w)
+
+    def function(x):
+        held = get()
+        held.add_(x.sum())
+        return held * 2 + base[0]
+
+    step = compiled(function)
+    for number in range(20):
+        if number == 5:
+            w.mul_(0.5)  # another value
+        if number in (7, 16):
+            put(base[number % 3])  # a view of what is used otherwise too
+        if number == 10:
+            put(base[2])  # another view
+        if number == 13:
+            put(w)
+        if number == 15:
+            w.data = torch.full((3,), 7.0).to(device)
+        yield step(torch.full((2,), float(number)).to(device))
+        yield from (base, w, get())
+
+
+@pytest.mark.parametrize("tier", ["native", "auto"])
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_a_tensor_is_an_input_wherever_it_is_held(hold, tier):
+    expected = [x.tolist() for x in tensors_of("cpu", lambda function: function, hold)]
+    with config.override(LTC_TIER=tier), metrics.counted() as grown:
+        found = [x.tolist() for x in tensors_of("ltc", ltc.compile, hold)]
+    assert found == expected
+    assert grown["ReplayedCalls"] >= 8, dict(grown)
+    assert not grown["ReplayRefused"]

@@ -16,10 +16,13 @@ from ltc import config
 from ltc.command_line import main
 from ltc.profiling import report
 from ltc.profiling.analysis.costs import by_kernel, by_line, by_module
+from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.steady_steps import steady_steps
 from ltc.profiling.analysis.verdict import verdict
+from ltc.profiling.page.comparison import comparison
 from ltc.profiling.page.document import document
 from tests.explained import data, in_a_thread
+from tests.states import wait_for_the_compiler
 
 MOST_BYTES = 2 << 20
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -41,10 +44,21 @@ def train():
     return loss
 
 
+def train_wide():
+    """Steps whose activations are larger than all else."""
+    layers = torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)
+    model = torch.nn.Sequential(*layers).to("ltc")
+    for _ in range(3):
+        model(torch.ones(4096, 64, device="ltc")).pow(2).mean().backward()
+        ltm.mark_step()
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "out.json"
     with config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1, LTC_CHECK=0):
+        in_a_thread(train)
+        wait_for_the_compiler()  # the page shows what a program holds
         with ltc.profile(path):
             in_a_thread(train)
     return json.loads(path.read_text())
@@ -118,8 +132,7 @@ def test_the_page_has_each_part_and_the_navigation_leads_there(trace):
 def test_the_page_shows_the_numbers_of_the_trace(trace):
     text = " ".join(Elements(document(trace)).text)
     assert verdict(trace).sentence[1:] in text
-    for cost in (by_kernel(trace)[0], by_module(trace)[0]):
-        assert cost.name in text
+    assert by_kernel(trace)[0].words in text and by_module(trace)[0].name in text
     assert "loss = model(data(20, 31)).pow(2).mean()" in text  # the source, beside its cost
     assert "the step was cut by a read" in text
     assert 'str(loss.item())  # a read of "<b>" & such' in text
@@ -135,8 +148,8 @@ def test_the_costs_of_lines_and_modules_are_those_of_the_kernels(trace):
 def test_a_rank_that_comes_last_is_named(trace):
     joined = two_ranks(trace)
     assert verdict(joined).kind == "peers-bound"
-    assert "rank 1 came last in" in verdict(joined).sentence
-    assert "who waited for whom" in document(joined)
+    assert "rank 1 was the last to arrive in" in verdict(joined).sentence
+    assert "waits of each rank for each other" in document(joined)
 
 
 def test_a_long_run_fits_in_a_page(trace):
@@ -184,8 +197,8 @@ def test_the_command_writes_the_page_beside_the_file(trace, tmp_path, capsys):
 def test_what_is_no_trace_is_refused_in_a_sentence(text, tmp_path, capsys):
     (tmp_path / "out.json").write_text(text)
     assert main(["report", str(tmp_path / "out.json")]) == 1
-    assert "is no trace of ltc.profile" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="no trace"):
+    assert "is not a trace of ltc.profile" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not a trace"):
         report.write({"traceEvents": []}, tmp_path / "page.html")
 
 
@@ -194,6 +207,102 @@ def test_names_cannot_end_the_script_that_holds_them(trace):
     for event in wicked["traceEvents"]:
         event["name"] = "</script><script>alert(1)</script>"
     assert "<script>alert" not in document(wicked)
+
+
+def without_kernel_events(trace):
+    """The same, whose kernels have only their totals."""
+    events = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
+    return copy.deepcopy({**trace, "traceEvents": events})
+
+
+def in_parts(trace):
+    """The same, as if its costliest product had a first part that packs an operand."""
+    parted = without_kernel_events(trace)
+    for program in parted["ltc"]["programs"]:
+        products = [one for one in program["kernels"] if one["multiply_adds"]]
+        if products:
+            whole = max(products, key=lambda one: one["seconds"])
+            first = {**whole, "name": f"part 1 of {whole['name']}", "multiply_adds": 0}
+            program["kernels"].insert(program["kernels"].index(whole), first)
+    return parted
+
+
+def test_a_kernel_of_several_parts_is_one_row(trace):
+    names = [cost.name for cost in by_kernel(in_parts(trace))]
+    assert not any(name.startswith("part ") for name in names)
+    assert len(names) == len(by_kernel(without_kernel_events(trace)))
+
+
+def test_no_share_is_above_all(trace):
+    fast = copy.deepcopy(trace)
+    for program in fast["ltc"]["programs"]:
+        for kernel in program["kernels"]:
+            kernel["copy_share"] = 3.5
+    shares = re.findall(r"([\d.]+) %", document(fast))
+    assert shares and max(map(float, shares)) <= 100
+
+
+def test_the_parts_of_a_step_are_the_headline_s(trace):
+    steady = steady_steps(trace)
+    assert sum(steady.parts.values()) <= 1 + 1e-9
+    assert steady.device_share == steady.parts["running"]
+
+
+def with_a_loader(trace):
+    """The same, as if the loader's batch took the second half of each step, and nothing else ran."""
+    loading = copy.deepcopy(trace)
+    loading["traceEvents"] = [e for e in loading["traceEvents"] if e.get("cat") not in PARTS_RUN]
+    for step in loading["ltc"]["steps"]:
+        half = (step["end_us"] - step["begin_us"]) / 2
+        loading["traceEvents"].append({
+            "ph": "X", "cat": "user", "name": "enumerate(DataLoader)#_Iter.__next__", "args": {},
+            "pid": step["pid"], "tid": step["tid"], "ts": step["begin_us"] + half, "dur": half,
+        })  # fmt: skip
+    return loading
+
+
+PARTS_RUN = {"launch", "kernel", "compile", "record", "wait"}
+
+
+def test_the_input_pipeline_is_a_row_of_its_own(trace):
+    loading = with_a_loader(trace)
+    assert steady_steps(loading).parts["input"] == pytest.approx(0.5, abs=0.01)
+    assert verdict(loading).kind == "input-bound"
+    assert "input pipeline" in [one.name for one in hindrances(loading)]
+    assert "input pipeline (DataLoader)" in " ".join(Elements(document(loading)).text)
+
+
+def test_memory_is_told_by_its_owners(tmp_path):
+    with config.override(LTC_TIER="native", LTC_CHECK=0):
+        with ltc.profile(tmp_path / "out.json") as run:
+            in_a_thread(train_wide)
+    text = " ".join(Elements(document(run.trace)).text)
+    assert "parameters" in text and "activations" in text
+    activations = [
+        one for one in run.trace["ltc"]["memory"][0]["holders"] if one["kind"] == "value"
+    ]
+    assert {one["module"] for one in activations} >= {"0"}
+    for peak in run.trace["ltc"]["memory"]:
+        assert sum(one["bytes"] for one in peak["holders"]) == peak["peak_bytes"]
+
+
+def test_two_runs_stand_side_by_side(trace, tmp_path, capsys):
+    slower = copy.deepcopy(trace)
+    for step in slower["ltc"]["steps"]:
+        step["end_us"] = step["begin_us"] + 2 * (step["end_us"] - step["begin_us"])
+    for name, one in (("before", slower), ("after", trace)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    paths = [str(tmp_path / f"{name}.json") for name in ("before", "after")]
+    assert main(["report", *paths, "-o", str(tmp_path / "two.html")]) == 0
+    assert "2.00 times as fast" in capsys.readouterr().out
+    elements = Elements((tmp_path / "two.html").read_text())
+    assert [one["id"] for one in elements.of("section")] == ["step", "modules", "lines", "kernels"]
+
+
+def test_a_missing_second_run_is_told(trace, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(trace))
+    assert main(["report", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    assert "There is no file" in capsys.readouterr().err
 
 
 # --- in a browser ---------------------------------------------------------------------------------
@@ -210,6 +319,11 @@ const first = one("#kernels th:nth-child(4) button"); first.click(); first.click
 tried.orders = all("#kernels tbody tr").map((row) => Number(row.cells[3].dataset.order));
 const press = (key) => dispatchEvent(new KeyboardEvent("keydown", { key }));
 const before = document.documentElement.dataset.theme; press("t");
+const button = one("#memory button.more");
+const seen = () => all("#memory tbody tr.beyond").filter((row) => getComputedStyle(row).display !== "none").length;
+tried.folded = [seen()]; button?.click(); tried.folded.push(seen());
+tried.beyond = all("#memory tbody tr.beyond").length;
+tried.widths = [document.documentElement.scrollWidth, innerWidth];
 tried.themes = [before, document.documentElement.dataset.theme];
 const which = one("#which").textContent; press("["); tried.moved = one("#which").textContent !== which;
 press("/"); tried.focused = document.activeElement === filter;
@@ -219,23 +333,7 @@ document.body.dataset.tried = JSON.stringify(tried);
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 def test_in_a_browser_it_opens_without_errors_and_its_filters_work(trace, tmp_path):
-    page = document(two_ranks(trace)).replace("</body>", TRIED)
-    (tmp_path / "page.html").write_text(page)
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--dump-dom",
-    ]
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
-    done = subprocess.run(
-        [CHROMIUM, *options, folder, (tmp_path / "page.html").as_uri()],
-        capture_output=True,
-        text=True,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    tried = json.loads(re.search(r'data-tried="([^"]*)"', done.stdout)[1].replace("&quot;", '"'))
+    tried = tried_in_a_browser(document(two_ranks(trace)), tmp_path)
     assert tried["spans"] > 10
     assert tried["none"] == tried["cuts"] == 0
     assert 0 < tried["relu"] < tried["kernels"] == tried["back"]
@@ -243,3 +341,47 @@ def test_in_a_browser_it_opens_without_errors_and_its_filters_work(trace, tmp_pa
     assert sorted(tried["themes"]) == ["dark", "light"]
     assert tried["moved"]
     assert tried["focused"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+def test_a_narrow_window_has_all_of_the_page(trace, tmp_path):
+    page, least = tried_in_a_browser(document(trace), tmp_path, "--window-size=500,900")["widths"]
+    assert page <= least
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+def test_a_long_table_is_folded(trace, tmp_path):
+    many = copy.deepcopy(trace)
+    for peak in many["ltc"]["memory"]:
+        peak["holders"] *= 50
+    tried = tried_in_a_browser(document(many), tmp_path)
+    assert tried["beyond"] > 0
+    assert tried["folded"] == [0, tried["beyond"]]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+def test_a_comparison_opens_in_a_browser_without_errors(trace, tmp_path):
+    page = comparison([trace, trace], ["a.json", "b.json"])
+    (tmp_path / "two.html").write_text(page)
+    done = browse(tmp_path / "two.html", tmp_path)
+    assert "CONSOLE" not in done.stderr, done.stderr
+
+
+def tried_in_a_browser(page, folder, *options):
+    (folder / "page.html").write_text(page.replace("</body>", TRIED))
+    done = browse(folder / "page.html", folder, *options)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return json.loads(re.search(r'data-tried="([^"]*)"', done.stdout)[1].replace("&quot;", '"'))
+
+
+def browse(page, folder, *more):
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
+    own = f"--user-data-dir={folder / 'profile'}"
+    command = [CHROMIUM, *options, *more, own, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True)

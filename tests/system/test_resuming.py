@@ -111,7 +111,7 @@ def test_a_step_that_names_no_checkpoint_is_refused_before_anything_is_written(
 ):
     manager = CheckpointManager(tmp_path / "folder")
     for call in (manager.save, manager.restore):
-        with pytest.raises(error, match=f"^step={step!r}.*named by"):
+        with pytest.raises(error, match=f"^step={step!r}.*the step of a checkpoint must be"):
             call(step)
     assert not (tmp_path / "folder").exists()
 

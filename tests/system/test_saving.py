@@ -227,6 +227,7 @@ def test_a_moving_average_is_a_copy_of_its_own():
 # --- torch.save ---------------------------------------------------------------------------------
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize(
     "target, device",
     [
@@ -319,6 +320,7 @@ def test_a_file_of_the_cpu_loads_to_the_device():
     assert loaded["last.weight"].eq(2).all()
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("location", [None, "cpu", "ltc:1"])
 @pytest.mark.parametrize("device", ["cpu", "ltc"])
 def test_files_of_the_old_format_load(device, location):
@@ -381,6 +383,7 @@ assert "ltc" not in sys.modules
 """
 
 
+@pytest.mark.devices(4)
 def test_a_saved_tensor_loads_without_ltc_onto_the_cpu_or_says_what_is_missing(tmp_path):
     torch.save({"x": torch.arange(3, device="ltc:2")}, tmp_path / "x")
     # which ltc would otherwise be found by torch, where it is installed
@@ -398,6 +401,7 @@ for load in (lambda: torch.load(sys.argv[1]), lambda: pickle.load(open(sys.argv[
 """
 
 
+@pytest.mark.devices(4)
 def test_159_a_tensor_of_a_device_that_is_missing_is_an_error_that_names_it(tmp_path):
     x = torch.ones(2, device="ltc:3")
     torch.save(x, tmp_path / "x")
@@ -411,6 +415,7 @@ FUNCTIONS = """torch.flatten torch.ravel torch.reshape torch.save torch.serializ
     torch.Tensor.reshape torch.Tensor.reshape_as torch.tensor torch.Tensor.to"""
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("name", FUNCTIONS.split())
 def test_a_function_of_torch_is_pickled_by_its_name(name):
     with torch.ltc.device(1):  # where a few more are replaced
@@ -451,6 +456,7 @@ def test_149_tied_tensors_are_tied_in_the_file(tmp_path):
     assert loaded["last.weight"].eq(2).all()
 
 
+@pytest.mark.native("it counts the programs that are compiled")
 def test_everything_pending_is_computed_by_one_program(tmp_path):
     a = torch.ones(3, device="ltc")
     data = [a + 1, {"x": (a + 1) * 2}, a - 1]
@@ -716,6 +722,20 @@ def test_a_file_that_was_taken_for_abandoned_is_made_again(tmp_path, monkeypatch
     assert len(made) == 2 and xser.load(tmp_path / "x") == [1] and os.listdir(tmp_path) == ["x"]
 
 
+def test_a_file_is_held_until_it_is_in_its_place(tmp_path, monkeypatch):
+    """Another save that tidies up just before the rename takes nothing away."""
+    rename = os.replace
+
+    def rename_after_another_began(beside, path) -> None:
+        atomic_file.remove_abandoned(tmp_path / "y")
+        rename(beside, path)
+
+    monkeypatch.setattr(os, "replace", rename_after_another_began)
+    with atomic_file.replacing(tmp_path / "x") as file:
+        file.write(b"whole")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
+
+
 def test_where_there_are_no_locks_a_file_is_abandoned_after_a_minute(tmp_path, monkeypatch):
     def flock(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -762,7 +782,9 @@ def test_damaged_and_crafted_files_are_refused_or_harmless():
 @pytest.mark.parametrize("places", [{"ltc:0": "cpu"}, lambda storage, place: storage, 1.5])
 def test_a_map_location_that_is_no_one_device_is_refused(places, tmp_path):
     xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
-    with pytest.raises(TypeError, match=f"is a {type(places).__name__}, but.*all come to one"):
+    with pytest.raises(
+        TypeError, match=f"is a {type(places).__name__}, but.*all are loaded to one"
+    ):
         xser.load(tmp_path / "x", map_location=places)
 
 

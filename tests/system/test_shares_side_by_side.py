@@ -144,7 +144,7 @@ def test_an_onlooker_takes_what_became_complete_while_it_looked(replicas, monkey
         return load(path, *args, **options)
 
     monkeypatch.setattr(xser, "load", overtaken)
-    with pytest.warns(UserWarning, match="step 1 is left out"):
+    with pytest.warns(UserWarning, match="step 1 is skipped"):
         assert ranks.found() == (2, 20)
 
 
@@ -177,7 +177,7 @@ def test_nothing_is_changed_where_the_random_state_can_not_be_read(replicas):
         ranks.save_all(step, step * 10)
     (own,) = (ranks.folder / "step-00000002").glob("replica-*")
     own.write_bytes(own.read_bytes()[:-8] + b"damaged!")
-    with pytest.warns(UserWarning, match="step 2 is left out: .*replica-00000-of-00001"):
+    with pytest.warns(UserWarning, match="step 2 is skipped: .*replica-00000-of-00001"):
         assert ranks.found() == (1, 10)
     ranks.parts[0].value = 5
     with pytest.raises(xser.DamagedFile):

@@ -11,7 +11,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.also_native]
 
 OPTIMIZERS = {
     "SparseAdam": lambda p: torch.optim.SparseAdam(p, 0.1),
@@ -66,6 +66,7 @@ def test_it_does_so_in_programs_that_run_call_by_call(equal):
     equal(found, trained("cpu", "embedding", "SparseAdam"))
 
 
+@pytest.mark.native("it counts the programs that are compiled")
 def test_a_step_without_coalescing_is_one_program():
     embedding = nn.Embedding(50, 4, sparse=True).to("ltc")
     optimizer = torch.optim.SGD(embedding.parameters(), 0.1)

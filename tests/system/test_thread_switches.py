@@ -16,9 +16,12 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc.debug import graphs
 from ltc.device.recording import exit_liveness, fallback, state, sync
-from ltc.device.recording.recorder import KERNEL_FILE, Recorder, device_at
+from ltc.device.recording.entries import KERNEL_FILE
+from ltc.device.recording.recorder import Recorder, device_at
 from ltc.device.recording.tensors import state_of
 from ltc.support.process.thread_frames import thread_frames
+
+pytestmark = pytest.mark.native("threads are switched in the midst of a recording")
 
 X, Y = torch.arange(4.0), torch.arange(4.0) * 10 + 3
 

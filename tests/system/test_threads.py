@@ -59,6 +59,7 @@ def in_threads(*calls):
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
+@pytest.mark.devices(4)
 def test_four_threads_train_on_four_devices(equal):
     expected = [train(index, "cpu") for index in range(4)]
     trained = in_threads(*(lambda i=i: train(i, f"ltc:{i}") for i in range(4)))
@@ -147,6 +148,7 @@ def test_a_tensor_outlives_the_thread_that_recorded_it(equal):
     equal(x + 1, torch.arange(6.0).cos() + 1)
 
 
+@pytest.mark.devices(4)
 def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
     """What a thread has recorded is kept as long as somebody can read it, and no longer."""
     device, weight = device_at(3), torch.ones(1000).to("ltc:3")
@@ -170,6 +172,7 @@ def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
     assert recorders_left() == before
 
 
+@pytest.mark.devices(4)
 def test_two_threads_may_find_the_same_ended_thread(monkeypatch):
     device = device_at(3)
     in_threads(lambda: torch.ones(3).to("ltc:3").add(1).sum().item())
@@ -184,6 +187,7 @@ def test_two_threads_may_find_the_same_ended_thread(monkeypatch):
     assert set(device.recorders) <= set(thread_frames())
 
 
+@pytest.mark.devices(4)
 def test_an_executor_that_has_the_number_of_an_ended_thread_records_nothing(monkeypatch):
     device, numbers = device_at(3), []
 
@@ -200,6 +204,7 @@ def test_an_executor_that_has_the_number_of_an_ended_thread_records_nothing(monk
     assert number not in device.recorders
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("tier", ["auto", "op_by_op"])
 def test_a_thread_that_gets_the_number_of_an_ended_one_meanwhile_keeps_its_recorder(
     monkeypatch, tier
@@ -215,12 +220,12 @@ def test_a_thread_that_gets_the_number_of_an_ended_one_meanwhile_keeps_its_recor
     in_threads(record)
     (number,) = numbers
     left = device.recorders[number]
-    session, others = left.op_by_op, set(thread_frames()) - {number}
+    session, others = left.immediate, set(thread_frames()) - {number}
     looks = iter([others, others | {number}])
     monkeypatch.setattr(recorder, "thread_frames", lambda: next(looks))
     device._drop_recorders_of_ended_threads()
     assert device.recorders[number] is left
-    assert left.op_by_op is session
+    assert left.immediate is session
     assert left.thread == number
     monkeypatch.setattr(recorder, "thread_frames", lambda: others)
     device._drop_recorders_of_ended_threads()
@@ -303,6 +308,7 @@ def test_a_thread_reads_what_another_is_just_recording():
     assert latest[0][0] == 1500
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 @pytest.mark.parametrize(
     "call",
     [

@@ -216,6 +216,7 @@ def test_what_cannot_be_saved_says_so_and_leaves_the_file(tmp_path):
     assert path.read_bytes() == b"before"
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_script_moves(way, name, equal):

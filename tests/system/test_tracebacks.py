@@ -168,6 +168,7 @@ WAYS = [
 BELOW = {"read_elsewhere": ["read"], "in_backward": ["backward"]}
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_an_error_shows_the_users_frames_and_one_line_of_ltcs(way):
     for _ in range(2):  # the first call of an operation takes another way
@@ -187,11 +188,12 @@ def test_ltc_debug_shows_every_frame(way):
         assert len(own_frames(error_of(way))) > 2
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_the_note_with_the_line_that_asked_stays():
     def asks():  # of a shape that no other test has: the line is that of the first recording
         return lazy(3, 11)[torch.tensor([7]).to("ltc")]
 
-    (note,) = error_of(asks().cpu).__notes__
+    note, *_ = error_of(asks().cpu).__notes__
     assert note.startswith("while running aten::index.Tensor called at ")
     assert note.endswith(" in asks")
 
@@ -204,6 +206,7 @@ def test_what_torch_shows_of_itself_stays():
     assert files(error_of(wrong_shape_in_a_module)) == files(on_cpu)
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_an_error_raised_at_every_read_does_not_grow_and_is_a_new_one_each_time():
     rows = missing()
     errors = [error_of(rows.cpu) for _ in range(4)]
@@ -228,6 +231,7 @@ def test_an_error_that_the_program_was_handling_stays_its_context():
 # --- threads and ranks ----------------------------------------------------------------------------
 
 
+@pytest.mark.devices(2)
 def test_a_thread_of_data_parallel_shows_the_loops_frames():
     def loop(model, loader, device, context):
         for _, batch in loader:
@@ -272,6 +276,7 @@ def test_a_closure_shows_its_own_frame():
     assert users_functions(error) == ["marks", "said"] and own_frames(error) == []
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_an_error_of_another_thread_shows_where_it_is_read():
     made = []
     thread = threading.Thread(target=lambda: made.append(missing()))
@@ -285,6 +290,7 @@ def test_an_error_of_another_thread_shows_where_it_is_read():
     assert users_functions(error) == ["reads"] and len(own_frames(error)) == 1
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_two_threads_that_read_one_failure_have_a_traceback_each():
     rows = missing()
     error_of(rows.cpu)
@@ -307,6 +313,7 @@ def test_the_traceback_of_a_rank_begins_with_the_users_function():
 # --- the pieces -----------------------------------------------------------------------------------
 
 
+@pytest.mark.native("the error is that of a step that was recorded")
 def test_a_failure_keeps_no_memory_of_its_step():
     gc.collect()  # what other tests left
     before = account_of(0).bytes

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+pytestmark = pytest.mark.devices(2)
+
 MODULES = {
     "linear": (lambda **kw: nn.LazyLinear(3, **kw), (4, 5)),
     "conv1d": (lambda **kw: nn.LazyConv1d(3, 2, **kw), (2, 3, 8)),

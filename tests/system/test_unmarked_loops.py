@@ -45,6 +45,7 @@ class Loop:
         return [p.detach().cpu() for model in self.models for p in model.parameters()]
 
 
+@pytest.mark.native("it counts the programs that are compiled")
 @pytest.mark.parametrize("optimizers", [1, 3])
 def test_a_loop_without_marks_is_cut_where_one_would_stand(recorder, optimizers):
     loop, on_cpu = Loop(optimizers=optimizers), Loop("cpu", optimizers)
@@ -160,6 +161,7 @@ def test_marks_that_are_missed_are_noticed_across_reads(recorder):
     assert implied(three_steps_and_a_read, 3) == [0, 2, 3]
 
 
+@pytest.mark.native("it looks at the calls that are recorded")
 def test_a_read_in_each_step_ends_recordings_alone(recorder):
     loop = Loop()
     assert implied(lambda: loop.step().item(), 4) == [0] * 4
@@ -189,6 +191,7 @@ def test_optimizer_step_marks(recorder):
     assert implied(run, 4) == [0] * 4
 
 
+@pytest.mark.native("immediate steps behind replayed ones are marked one step later")
 def test_replayed_steps_say_nothing_of_a_loop_behind_them(recorder):
     loop = Loop()
     replayed = ltc.compile(loop.step)

@@ -202,9 +202,9 @@ def test_a_fault_of_the_program_as_a_whole_is_found(monkeypatch):
     """Each of its kernels is right by itself: the fault is in how they run together."""
     launch = LlvmComputation.launch
 
-    def faulty(self, buffers, scalars):
-        results = launch(self, buffers, scalars)
-        if type(self) is LlvmComputation:
+    def faulty(self, buffers, scalars, around=None):
+        results = launch(self, buffers, scalars, around)
+        if around is None:
             results[0].view(-1)[3] += 1
         return results
 
@@ -257,7 +257,7 @@ def test_a_vendors_fault_is_named_as_well(monkeypatch):
 
     monkeypatch.setitem(ToyBackend.lowering.table, ops.TANH, faulty)
     with config.override(LTC_BACKEND="toy"):
-        x = drawn(4, 5)
+        x = drawn(4, 53)  # no other test has made a program of this shape, without the fault
 
         def forward():
             return x.tanh().cumsum(1)  # NumPy's backend leaves the second to the reference
@@ -275,6 +275,7 @@ def reduced(ordinal, device):
     return total.cpu()
 
 
+@pytest.mark.devices(3)
 def test_replicas_that_exchange_are_judged_between_and_nobody_hangs(monkeypatch):
     with metrics.counted() as grown:
         expected = sum(torch.tensor(2.0 * k) ** 0.5 for k in range(1, 4)).tanh()
@@ -408,6 +409,7 @@ def test_the_error_of_a_program_stays_what_it_is():
     assert torch.equal(w.detach().cpu(), before)
 
 
+@pytest.mark.native("the bits with and without a judge are compared")
 def test_what_an_update_replaces_is_replaced_as_without():
     def trained_for(steps):
         torch.manual_seed(0)
@@ -425,6 +427,7 @@ def test_what_an_update_replaces_is_replaced_as_without():
         assert torch.equal(trained_for(5), verified)
 
 
+@pytest.mark.devices(3)
 def test_threads_are_verified_each_by_itself():
     errors = []
 
@@ -450,6 +453,7 @@ def test_threads_are_verified_each_by_itself():
     assert grown["verify.programs"] == 12
 
 
+@pytest.mark.native("a program has to be compiled before it is on the disk")
 def test_a_program_from_the_disk_is_judged_as_it_is(tmp_path):
     x = drawn(3, 4)
     with config.override(LTC_CACHE=1, LTC_CACHE_DIR=tmp_path):

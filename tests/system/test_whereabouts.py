@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import threading, torch, ltc
-leave = threading.Event()
+made, leave = threading.Event(), threading.Event()
 
 def works():
     x = torch.ones(3, device="ltc") + 1
-    leave.wait()
+    made.set() or leave.wait()
 
 thread = threading.Thread(target=works, name="worker")
 thread.start()
-while not any(r.last.depth == 2 for d in ltc._all_devices() for r in d.recorders.values()):
-    pass
+made.wait()
+
 print("ready", flush=True)
 input()
 leave.set()
@@ -55,9 +55,9 @@ def test_a_process_prints_where_its_threads_are_and_goes_on(capsys):
     assert capsys.readouterr().out == f"printed to the standard error of {process.pid}\n"
     _, said = process.communicate("\n")
     assert said.startswith(f"ltc process {process.pid}, replica 0 of 1, after 0 step marks"), said
-    assert "thread worker at <string>:7 in works" in said
-    assert "2 calls recorded on ltc:0" in said
-    # it may not have come from its print to the next line yet
+    # neither thread may have come to its next line yet
+    assert re.search("thread worker at <string>:[67] in works", said), said
+    assert "2 calls run on ltc:0" in said
     assert re.search("thread MainThread at <string>:1[34] in <module>", said), said
     assert process.returncode == 0
 
@@ -115,7 +115,7 @@ def test_a_process_that_does_not_listen_is_left_alone(capsys):
                           stdout=subprocess.PIPE) as process:  # fmt: skip
         assert process.stdout.readline() == b"ready\n"
         assert main(["dump", str(process.pid)]) == 1
-        assert "does not listen" in capsys.readouterr().err
+        assert "No signal was sent." in capsys.readouterr().err
         process.stdin.close()
     assert process.returncode in (0, 1)  # it was not ended by a signal
 
@@ -142,7 +142,7 @@ def test_the_text_names_the_line_of_this_thread():
     pending = torch.ones(5, device="ltc").exp()
     text = whereabouts.describe_threads()
     assert f"at {__file__}" in text and "test_the_text_names_the_line_of_this_thread" in text
-    assert "2 calls recorded on ltc:0" in text
+    assert "2 calls run on ltc:0" in text
     assert pending.shape == (5,)
 
 

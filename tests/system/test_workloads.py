@@ -10,7 +10,6 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.llvm.native.kernel_run import KernelRun
-from ltc.llvm.native.launch_ring import Ring
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench"
 sys.path.insert(0, str(SCRIPTS))
@@ -23,23 +22,19 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def native_calls(monkeypatch) -> list[int]:
-    """One element for every run of kernels that native code is given, called or queued."""
+    """One element for every run of kernels that native code is given."""
     calls: list[int] = []
+    launch = KernelRun.launch
 
-    def count(owner: type, name: str, place: int) -> None:
-        given = getattr(owner, name)
+    def counted(run, frame):
+        calls.append(frame)
+        return launch(run, frame)
 
-        def counted(*arguments):
-            calls.append(arguments[place])
-            return given(*arguments)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(KernelRun, "launch", 1)
-    count(Ring, "give", 2)
+    monkeypatch.setattr(KernelRun, "launch", counted)
     return calls
 
 
+@pytest.mark.native("native calls are those of compiled programs")
 @pytest.mark.parametrize("name", workloads.OPEN)
 def test_a_steady_step_is_one_native_call_and_no_step_needs_python(name, native_calls):
     with metrics.counted() as ever:
@@ -58,7 +53,8 @@ def test_a_steady_step_is_one_native_call_and_no_step_needs_python(name, native_
         assert [n for n in grown if n.startswith(("aten::", "torchvision::", "extern."))] == []
 
 
-@pytest.mark.parametrize("name", ["mlp", "black_scholes"])  # through the queue, and from Python
+@pytest.mark.native("native calls are those of compiled programs")
+@pytest.mark.parametrize("name", ["mlp", "black_scholes"])
 def test_a_profile_lists_the_kernels_of_a_step(name):
     ended = subprocess.run(
         [sys.executable, SCRIPTS / "profile_program.py", name, "--rounds", "1"],
@@ -68,7 +64,7 @@ def test_a_profile_lists_the_kernels_of_a_step(name):
     assert " ms in " in ended.stdout and "tasks  kernel" in ended.stdout
 
 
-def test_the_bench_of_kernels_sees_programs_that_the_queue_would_take():
+def test_the_bench_of_kernels_sees_the_programs_that_run():
     command = [sys.executable, SCRIPTS / "bench.py", "--kernels", "--only", "sum", "--rounds", "1"]
     ended = subprocess.run(
         [*command, "--systems", "ltc program"], capture_output=True, text=True, timeout=1200

@@ -1,11 +1,10 @@
-"""Calls as the recorder hands them over, without a device: torch's own samples, and variations.
+"""Calls as the recorder hands them over, without a device: torch's own samples.
 
 A call is (overload name, arguments in schema order), with a `Tensor` in place of each tensor.
 """
 
 import functools
 import itertools
-import random
 import sys
 import warnings
 from dataclasses import dataclass
@@ -18,23 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ltc.aten.call import CallResult, Scalar
-from ltc.aten.schema import schema_of
+from ltc.aten.schema import overload_named, schema_of
 from ltc.device.recording import signature as kinds
-from ltc.device.recording.fast_path import overload_named
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.slow_path import _NUMBER_TYPES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "compare"))
 from operator_table import op_db
 
-DTYPES = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.complex128, torch.complex32, torch.uint16, torch.float8_e4m3fn),
-)
-NUMBERS = (0, 1, 2, -1, 1.5, 0.0, True, 1j, float("inf"), 0.5, 3.0)
-CPU_TENSORS = tuple(torch.tensor(x) for x in (3.0, 2, True, 1j))
-CPU_TENSORS += (torch.tensor(1.0, dtype=torch.float64),)
 # Families of torch's table whose operators come to no overload that others do not come to.
 LEFT_OUT = ("linalg.", "special.", "fft.", "signal.", "masked.", "sparse.", "nn.functional.scaled")
 _TENSOR_KINDS = (kinds.TENSOR, kinds.OPTIONAL_TENSOR, kinds.TENSORS, kinds.OPTIONAL_TENSORS)
@@ -131,27 +121,32 @@ def _seen(leaf, known: dict):
     return known.setdefault(id(leaf), Tensor(tuple(leaf.shape), leaf.dtype))
 
 
-def of_torchs_table(names, samples: int) -> dict[str, list]:
-    """Overload -> arguments of calls that torch's table of operators makes, gradients included."""
+def of_torchs_table(
+    names, samples: int, dtypes=(torch.float32, torch.int64), left_out=LEFT_OUT
+) -> dict[str, list]:
+    """Overload -> arguments of calls that torch's table of operators makes, gradients included.
+
+    Args:
+        names: of the overloads
+        samples: of each operator and dtype
+        dtypes: of the samples
+        left_out: beginnings of names of operators that are not run
+    """
     noted = _Noted(names)
     with mock.patch.object(common_utils, "set_rng_seed", lambda seed=None: None):
-        _run_table(samples, noted)
+        for op, dtype in itertools.product(op_db, dtypes):
+            if dtype in op.dtypes and not (left_out and op.name.startswith(left_out)):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    _run_samples(op, dtype, samples, noted)
     calls: dict[str, dict] = {}
     for name, values in noted.calls:
         calls.setdefault(name, {}).setdefault(repr(values), values)
     return {name: list(different.values()) for name, different in calls.items()}
 
 
-def _run_table(samples: int, noted: "_Noted") -> None:
-    for op, dtype in itertools.product(op_db, (torch.float32, torch.int64)):
-        if dtype in op.dtypes and not op.name.startswith(LEFT_OUT):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                _run_samples(op, dtype, samples, noted)
-
-
 def _run_samples(op, dtype: torch.dtype, samples: int, noted: _Noted) -> None:
-    differentiable = dtype is torch.float32 and op.supports_autograd
+    differentiable = dtype.is_floating_point and op.supports_autograd
     given = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
     while True:
         try:
@@ -193,108 +188,3 @@ def of_lists(name: str) -> list:
         elif argument.name == "max_exp_avg_sqs":
             values[place] = []
     return values
-
-
-# --- variations ---------------------------------------------------------------------------------
-
-
-def varied(name: str, values: list, source: random.Random) -> list:
-    """The arguments with other shapes, dtypes and numbers here and there; most calls stay right."""
-    tensors = [leaf for leaf in tree_leaves(values, is_leaf=is_tensor) if is_tensor(leaf)]
-    others: dict = {}
-    if tensors and source.random() < 0.25:
-        dtype = source.choice(DTYPES)
-        others = {t: Tensor(t.shape, dtype) for t in tensors if t.dtype.is_floating_point}
-    values = list(values)
-    if tensors and source.random() < 0.2:
-        values = _with_another_extent(values, tensors, others, source)
-    for _ in range(source.choice((0, 1, 1, 1, 2, 3))):
-        if tensors and source.random() < 0.6:
-            chosen = source.choice(tensors)
-            others[chosen] = _another_tensor(others.get(chosen, chosen), tensors, source)
-        elif values:
-            place = source.randrange(len(values))
-            values[place] = _another_value(name, place, values[place], source)
-    return tree_map(lambda leaf: others.get(leaf, leaf) if is_tensor(leaf) else leaf, values)
-
-
-def _with_another_extent(values: list, tensors: list, others: dict, source) -> list:
-    """Wherever one extent stands, in shapes and in lists of numbers, another one."""
-    old = source.choice([extent for t in tensors for extent in t.shape] or [1])
-    new = source.choice((0, 1, 2, 7))
-    for t in tensors:
-        present = others.get(t, t)
-        shape = tuple(new if extent == old else extent for extent in present.shape)
-        others[t] = Tensor(shape, present.dtype)
-    return [
-        [new if type(n) is int and n == old else n for n in v] if isinstance(v, list) else v
-        for v in values
-    ]
-
-
-def _another_tensor(tensor: Tensor, tensors: list, source) -> Tensor:
-    shape, dtype, place = list(tensor.shape), tensor.dtype, source.randrange(8)
-    axis = source.randrange(len(shape)) if shape else None
-    kind = source.randrange(7)
-    if kind == 0:
-        dtype = source.choice(DTYPES)
-    elif kind == 1:
-        shape.insert(place % (len(shape) + 1), source.choice((1, 1, 2, 0)))
-    elif kind == 2:
-        shape = []
-    elif kind == 3:
-        other = source.choice(tensors)
-        shape, dtype = list(other.shape), source.choice((dtype, other.dtype))
-    elif axis is not None and kind == 4:
-        shape[axis] = source.choice((0, 1, 2, 3, 5))
-    elif axis is not None and kind == 5:
-        shape.pop(axis)
-    else:
-        shape = [1] * len(shape)
-    return Tensor(tuple(shape), dtype)
-
-
-def _another_value(name: str, place: int, value, source):
-    argument = signature_of(name).arguments[place]
-    type_ = str(schema_of(name).arguments[place].type)
-    if argument.name in ("dtype", "input_dtype"):
-        return source.choice((*DTYPES, *[None] * 5 * (argument.default is None)))
-    if argument.name in ("layout", "memory_format", "device", "pin_memory"):
-        return value
-    if type_ in ("float", "Optional[float]"):
-        return source.choice((0, 1, 2, -1, 1.5, 0.5, True))
-    if argument.kind == kinds.NUMBER:
-        return source.choice(NUMBERS)
-    if argument.kind == kinds.TENSOR:
-        is_pointwise = torch.Tag.pointwise in overload_named(name).tags and place > 0
-        return source.choice((*CPU_TENSORS, *NUMBERS) if is_pointwise else CPU_TENSORS)
-    if argument.kind == kinds.OPTIONAL_TENSOR:
-        return None
-    if isinstance(value, (list, tuple)) and value:
-        return _another_list(list(value), source)
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value + source.choice((-3, -2, -1, 1, 2, 5)) if abs(value) < 1 << 60 else value
-    if value is None and "int" in type_:
-        return source.choice((None, [0], [0, 1], []) if "List" in type_ else (None, 0, 1, -1))
-    return value
-
-
-def _another_list(values: list, source) -> list:
-    place = source.randrange(len(values))
-    kind = source.randrange(4)
-    if all(isinstance(value, bool) for value in values):
-        values[place] = not values[place]  # their number is fixed
-    elif kind == 0:
-        values.pop(place)
-    elif kind == 1:
-        values.insert(place, source.choice((0, 1, 2, -1) if _are_numbers(values) else values))
-    elif _are_numbers(values):
-        others = (-2, -1, 1, 2) if isinstance(values[place], int) else (1, 2.5, True, 1j)
-        values[place] = source.choice(others)
-    return values
-
-
-def _are_numbers(values: list) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)

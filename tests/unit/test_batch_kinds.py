@@ -18,9 +18,11 @@ from torch.nn.utils.rnn import pack_sequence
 
 from ltc.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from ltc.errors import Unsupported
-from ltc.utils.transfer import send_cpu_data_to_device
+from ltc.training_loop.transfer import send_cpu_data_to_device
 from ltc.utils.utils import DataWrapper
 from tests.distributed.random_loaders import FORMS, described, tensors_of
+
+pytestmark = pytest.mark.devices(4)
 
 
 class Pair(typing.NamedTuple):
@@ -347,13 +349,13 @@ REFUSED = {
     "bsr": (lambda: torch.ones(2, 2).to_sparse_bsr((1, 1)), Unsupported, r"to_sparse\(\)"),
     "mkldnn": (lambda: x().to_mkldnn(), Unsupported, "to_dense"),
     "storage": (storage, Unsupported, "no storages"),
-    "generator": (lambda: (t for t in [x()]), TypeError, "generator.*Make a list of it"),
-    "iterator": (lambda: iter([x()]), TypeError, "list_iterator.*Make a list"),
-    "values": (lambda: {"a": x()}.values(), TypeError, "dict_values.*Make a list"),
+    "generator": (lambda: (t for t in [x()]), TypeError, "generator.*Pass a list"),
+    "iterator": (lambda: iter([x()]), TypeError, "list_iterator.*Pass a list"),
+    "values": (lambda: {"a": x()}.values(), TypeError, "dict_values.*Pass a list"),
     "partial": (lambda: functools.partial(print, [x()]), TypeError, "functools.partial.*to.device"),
     "exception": (lambda: ValueError(x()), TypeError, "ValueError that holds tensors"),
     "no copy": (lambda: NoCopy(x()), TypeError, "NoCopy.*there is one of me.*DataWrapper"),
-    "enum": (lambda: enum.Enum("E", {"X": x()}).X, TypeError, "E that holds.*is itself"),
+    "enum": (lambda: enum.Enum("E", {"X": x()}).X, TypeError, "E that holds.*returns the object itself"),
     "wrong to": (lambda: Wrong(x()), TypeError, "Wrong.to.*returned a NoneType"),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from ltc.debug import metrics
-from ltc.device.shapes import meta, type_cache
+from ltc.device.shapes import meta
 from ltc.support.bounded_table import BoundedTable
 
 
@@ -37,13 +37,8 @@ def test_threads_fill_one_table_to_its_bound():
 
 
 def test_types_of_many_shapes_are_bounded(monkeypatch):
-    monkeypatch.setattr(meta, "types_by_formula", lambda *question: None)
     monkeypatch.setattr(meta, "_known", BoundedTable("ResultTypes", 32))
-    monkeypatch.setattr(type_cache, "MOST", 16)
-    type_cache._read.clear()
     with metrics.counted() as grown:
         for length in range(1, 101):
             (torch.ones(length, device="ltc") @ torch.ones(length, 2, device="ltc")).cpu()
     assert grown["Forgotten.ResultTypes"] > 0 and len(meta._known) <= 32
-    assert all(len(table) <= table.most for table in type_cache._read.values())
-    type_cache._read.clear()

@@ -58,7 +58,7 @@ def test_another_data_set_is_refused(tmp_path):
 
 
 def test_a_sample_out_of_range_is_an_index_error(tmp_path):
-    with pytest.raises(IndexError, match="Sample 5 of a data set of 5"):
+    with pytest.raises(IndexError, match="Sample 5 is out of range: the data set has 5 samples"):
         CachedDataset(Counting(5), tmp_path)[5]
 
 

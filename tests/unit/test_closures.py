@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ltc import config
-from ltc.utils import closures
-from ltc.utils.closures import AsyncClosureHandler, ClosureHandler, StepClosures
+from ltc.training_loop import closures
+from ltc.training_loop.closures import AsyncClosureHandler, ClosureHandler, StepClosures
 
 REFUSAL = "Cannot run asynchronous closure due to previously raised exception"
 
@@ -193,7 +193,7 @@ handler.run(lambda: print('ran'))
 
 def test_a_program_that_ends_does_not_wait_until_the_thread_is_idle():
     """The thread would end after an hour without work; a program that waited for it would hang."""
-    idle = "import ltc.utils.closures\nltc.utils.closures.IDLE_SECONDS = 3600.0"
+    idle = "import ltc.training_loop.closures\nltc.training_loop.closures.IDLE_SECONDS = 3600.0"
     ended = run_python(f"{idle}\n{PROGRAM}\nhandler.wait()\nprint('ends')")
     assert ended.stdout == "ends\n" and ended.returncode == 0
 

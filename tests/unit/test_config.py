@@ -32,6 +32,16 @@ def test_the_environment_is_read_through_the_table_alone():
     assert {path for path in found if path.parent.name != "integrations"} <= allowed
 
 
+def test_what_the_compiler_reads_is_in_the_names_of_programs():
+    """But for what changes no program: its threads, memory and progress, and what is printed."""
+    changes_none = {"LTC_THREADS", "LTC_PREFAULT_MB", "LTC_PROGRESS", "LTC_DUMP"}
+    folders = [ROOT / name for name in ("aten", "ir", "passes", "llvm", "backends/llvm")]
+    texts = [text for path, text in SOURCES.items() if set(folders) & set(path.parents)]
+    read = {name for text in texts for name in re.findall(r'config\.value\("(\w+)"', text)}
+    in_programs = {flag.name for flag in config.FLAGS if flag.in_programs}
+    assert read - changes_none <= in_programs and "LTC_CHECK_INDEX" in read
+
+
 def test_no_name_stands_for_two_flags():
     names = [name for flag in config.FLAGS for name in (flag.name, flag.older) if name]
     assert len(names) == len(set(names))

@@ -7,6 +7,8 @@ import torch
 
 from ltc.device import torch_device
 
+pytestmark = pytest.mark.devices(4)
+
 
 def test_an_error_of_a_hook_reaches_the_caller_and_the_next_backward_works():
     x = torch.ones(3, device="ltc:0", requires_grad=True)

@@ -115,7 +115,7 @@ def test_a_folder_that_comes_later_is_looked_at_then(cache):
 def test_where_no_folder_can_be_made_nothing_is_kept(tmp_path):
     (tmp_path / "file").write_text("in the way")
     cache = DiskCache(tmp_path / "file" / "cache")
-    with pytest.warns(UserWarning, match="can not be made") as told:
+    with pytest.warns(UserWarning, match="cannot be made") as told:
         cache.write("name", b"data")
         cache.write("name", b"data")
     assert times_told(told) == 1 and cache.read("name") is None
@@ -224,7 +224,7 @@ def test_links_are_not_followed(cache, tmp_path):
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(cache):
     cache.write("other", b"data")
     os.mkfifo(cache.folder / "name", 0o600)
-    with pytest.warns(UserWarning, match="it is no file"):
+    with pytest.warns(UserWarning, match="it is not a file"):
         assert cache.read("name") is None
 
 
@@ -240,7 +240,7 @@ def test_a_folder_in_one_that_others_can_write_to_is_not_used(cache, tmp_path):
     """They could put another one in its place; in /tmp, which has the sticky bit, they can not."""
     cache.write("name", b"data")
     os.chmod(tmp_path, 0o777)
-    with pytest.warns(UserWarning, match="which leads there"):
+    with pytest.warns(UserWarning, match="a folder of its path"):
         assert DiskCache(cache.folder).read("name") is None
     os.chmod(tmp_path, 0o1777)
     assert DiskCache(cache.folder).read("name") == b"data"
@@ -253,7 +253,7 @@ def test_a_link_to_the_folder_is_followed_where_nobody_else_can_change_it(cache,
     (tmp_path / "links" / "second").symlink_to(cache.folder)
     assert DiskCache(tmp_path / "links" / "first").read("name") == b"data"
     os.chmod(tmp_path / "links", 0o777)
-    with pytest.warns(UserWarning, match="others can write to .*links, which leads there"):
+    with pytest.warns(UserWarning, match="others can write to .*links, a folder of its path"):
         assert DiskCache(tmp_path / "links" / "first").read("name") is None
 
 

@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,13 +24,13 @@ MODULES = (
     "ltc.core.functions",
     "ltc.core.lazy_model",
     "ltc.distributed.bucketed",
-    "ltc.distributed.collective_context",
+    "ltc.core.replicas",
     "ltc.distributed.collectives",
     "ltc.distributed.data_parallel",
     "ltc.distributed.lazy_multiprocessing",
     "ltc.distributed.mesh",
     "ltc.distributed.parallel_loader",
-    "ltc.distributed.process_group",
+    "ltc.distributed.registration",
     "ltc.distributed.rendezvous",
     "ltc.checkpointing.resumable",
     "ltc.utils.checkpoint",
@@ -126,6 +127,32 @@ def test_a_public_name_has_a_docstring_with_an_example(name):
     assert bool(examples_of(name).examples) != (name in WITHOUT_EXAMPLE)
 
 
+OF_USERS = [name for name in PUBLIC if re.fullmatch(r"ltc(\.core\.lazy_model)?\.\w+", name)]
+
+
+def sections_missing(name: str) -> list[str]:
+    """Return the sections of Google's layout that a name's signature asks for, and its docstring lacks."""
+    value, text = PUBLIC[name], inspect.getdoc(PUBLIC[name]) or ""
+    signature = inspect.signature(value)
+    has_parameters = bool(set(signature.parameters) - {"self"})
+    returns = not inspect.isclass(value) and signature.return_annotation not in ("None", None)
+    asked = {
+        "Args:": has_parameters,
+        "Returns:": returns and not text.startswith("Return ") and "Yields:" not in text,
+        "Raises:": not inspect.isclass(value) and bool(raised_by(value)),
+        "Example:": True,
+    }
+    found = set(text.splitlines())
+    if inspect.isclass(value) and "Attributes:" in found:
+        found.add("Args:")
+    return [section for section, is_asked in asked.items() if is_asked and section not in found]
+
+
+def test_the_names_that_users_call_have_args_returns_raises_and_an_example():
+    assert len(OF_USERS) >= 40
+    assert {name: missing for name in OF_USERS if (missing := sections_missing(name))} == {}
+
+
 @every_public_name
 def test_the_examples_of_a_public_name_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # they may write files
@@ -160,3 +187,118 @@ def test_every_public_method_of_a_class_has_a_docstring(name):
 def test_ltm_names_every_error_that_what_it_calls_names(name):
     behind = inspect.getdoc(PUBLIC[f"ltc.distributed.collectives.{name}"])
     assert set(ERROR.findall(behind)) <= set(ERROR.findall(getattr(ltm, name).__doc__))
+
+
+ROOT = Path(ltc.__file__).parents[1]
+# A first line says what there is or is done; a relative clause without its noun leaves that open.
+FRAGMENT = re.compile(
+    r"(What|Whether|Who|Whom|Whose|Whoever|Of|Those|That|Where|How|Which|Why|As|Likewise)\b"
+)
+# A row of a table where the first line should stand: "known     the values of the inputs".
+ROW = re.compile(r"\w+ {2,}\w")
+# A person for a thread, a process, a tensor; "whose" after its noun is fine.
+PERSONS = re.compile(r"\b(who|whom|nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):$")
+ENTRY = re.compile(r"    (?:[\w*`][\w*`., ]*: )?(\S.*)$")
+DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WITH_PERSONS = {"_trusted": "the user `nobody` of the system"}
+# The native core and the modules that it takes calls from: their texts change with it.
+FIRST_LINES_ALONE = ("native/", "device/immediate/", "device/core_seam.py", "device/policy.py")
+
+
+def docstrings_in(source: str) -> Iterator[tuple[ast.AST, str]]:
+    """Every docstring, private ones too, with its definition."""
+    for node in ast.walk(ast.parse(source)):
+        text = ast.get_docstring(node) if isinstance(node, DEFINITIONS) else None
+        if text:
+            yield node, text
+
+
+def entries_of(text: str) -> Iterator[tuple[str, str]]:
+    """(section, text behind the name) of each entry of a docstring's sections."""
+    section = ""
+    for line in text.splitlines():
+        if line and not line.startswith(" "):
+            found = SECTION.match(line)
+            section = found[1] if found else ""
+        elif section and (entry := ENTRY.match(line)):
+            yield section, entry[1]
+
+
+def fragments_in(source: str, first_lines_alone: bool = False) -> list[str]:
+    """Return what a reader stumbles over in docstrings: see the patterns above."""
+    found = []
+    for node, text in docstrings_in(source):
+        first = text.partition("\n")[0]
+        if FRAGMENT.match(first) or ROW.match(first):
+            found.append(first)
+        if first_lines_alone:
+            continue
+        if PERSONS.search(text) and getattr(node, "name", "") not in WITH_PERSONS:
+            found.append(PERSONS.search(text)[0])
+        entries = list(entries_of(text))
+        found += [entry for _, entry in entries if FRAGMENT.match(entry)]
+        if isinstance(node, ast.ClassDef) and any(section == "Returns" for section, _ in entries):
+            found.append(f"Returns: of class {node.name}")
+    return found
+
+
+@pytest.mark.parametrize("folder", ["ltc", "scripts"])
+def test_docstrings_are_sentences_with_their_nouns(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    alone = tuple(str(ROOT / "ltc" / name) for name in FIRST_LINES_ALONE)
+    found = {
+        str(file): fragments
+        for file in files
+        if (fragments := fragments_in(file.read_text(), str(file).startswith(alone)))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('def f():\n    """Whether it is."""\n', ["Whether it is."]),
+        ('def f():\n    """Return True if it is."""\n', []),
+        ('def f():\n    """known     the inputs"""\n', ["known     the inputs"]),
+        ('def f():\n    """Return a tensor that nobody reads."""\n', ["nobody"]),
+        ('def f():\n    """Return the node whose value it is."""\n', []),
+        (
+            'def f(x):\n    """Do it.\n\n    Args:\n        x: Of the result.\n    """\n',
+            ["Of the result."],
+        ),
+        (
+            'def f():\n    """Do it.\n\n    Returns:\n        What it made.\n    """\n',
+            ["What it made."],
+        ),
+        (
+            'class C:\n    """One.\n\n    Returns:\n        A number.\n    """\n',
+            ["Returns: of class C"],
+        ),
+    ],
+)
+def test_a_fragment_in_a_docstring_is_found(source, found):
+    assert fragments_in(source) == found
+
+
+def without_help(source: str) -> list[str]:
+    """The arguments of a command that `--help` shows without a text."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        ast.unparse(call.args[0])
+        for call in calls
+        if getattr(call.func, "attr", "") == "add_argument"
+        and not {"help"} & {keyword.arg for keyword in call.keywords}
+    ]
+
+
+@pytest.mark.parametrize("folder", ["ltc", "scripts"])
+def test_every_argument_of_a_command_has_a_help_text(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert not {str(file): bare for file in files if (bare := without_help(file.read_text()))}
+
+
+def test_an_argument_without_a_help_text_is_found():
+    assert without_help('parser.add_argument("--seed", type=int)') == ["'--seed'"]
+    assert not without_help('parser.add_argument("--seed", help="the first seed")')

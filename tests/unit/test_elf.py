@@ -162,7 +162,7 @@ def test_a_system_that_refuses_code_damages_no_cache(tmp_path, monkeypatch):
             patched.setattr(object_loader._libc(), "mprotect", refusing)
             assert not object_loader.is_code_allowed()
             for load in (kernel_cache.load, kernel_cache.load_from_disk):
-                with pytest.raises(CodeRefused, match="no memory become code"):
+                with pytest.raises(CodeRefused, match="forbids executable memory"):
                     load(kernels)
         assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == kept
         assert kernel_cache.load_from_disk(kernels)
@@ -194,4 +194,4 @@ def test_where_no_code_may_be_made_the_reference_computes_with_one_warning(tmp_p
         pytest.skip("this kernel refuses no code: before Linux 6.3")
     assert found.returncode == 0, found.stderr
     (line,) = found.stdout.splitlines()
-    assert line.startswith("This system lets no memory become machine code")
+    assert line.startswith("This system forbids executable memory")

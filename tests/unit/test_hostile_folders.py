@@ -13,9 +13,8 @@ import warnings
 import pytest
 
 from ltc import config
-from ltc.support import own_folder
-from ltc.support.disk_cache import DiskCache
-from ltc.support.own_folder import OwnFolder
+from ltc.support import disk_cache
+from ltc.support.disk_cache import DiskCache, OwnFolder
 
 SOMEBODY = 4321  # a user who is not this one
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
@@ -57,7 +56,7 @@ def assert_healed(cache, told_of: str, name: str = "name") -> None:
 @needs_root
 def test_a_file_of_another_user_is_removed(cache):
     os.chown(cache.folder / "name", SOMEBODY, SOMEBODY)
-    assert_healed(cache, "no file of this user's; it is removed")
+    assert_healed(cache, "not a file of this user's; it is removed")
 
 
 @needs_root
@@ -68,7 +67,7 @@ def test_a_hard_link_to_a_file_of_another_user_is_removed_and_the_file_stays(cac
     os.chown(theirs, SOMEBODY, SOMEBODY)
     os.unlink(cache.folder / "name")
     os.link(theirs, cache.folder / "name")
-    assert_healed(cache, "no file of this user's; it is removed")
+    assert_healed(cache, "not a file of this user's; it is removed")
     assert os.stat(theirs).st_uid == SOMEBODY and os.stat(theirs).st_nlink == 1
 
 
@@ -87,7 +86,7 @@ def test_a_folder_of_another_user_is_used_neither_way(tmp_path):
 def test_a_folder_inside_of_another_users_is_not_used(cache, tmp_path):
     os.chown(tmp_path, SOMEBODY, SOMEBODY)
     try:
-        with pytest.warns(UserWarning, match="which leads there, belongs to user"):
+        with pytest.warns(UserWarning, match="a folder of its path, belongs to user"):
             assert later(cache).read("name") is None
     finally:
         os.chown(tmp_path, 0, 0)
@@ -144,7 +143,7 @@ def test_a_full_folder_in_the_place_of_a_file_costs_that_file_alone(cache):
     (cache.folder / "name").unlink()
     (cache.folder / "name" / "inside").mkdir(parents=True)
     reader = later(cache)
-    with pytest.warns(UserWarning, match="it can not be removed"):
+    with pytest.warns(UserWarning, match="it cannot be removed"):
         assert reader.read("name") is None
         reader.write("name", b"anew")
     reader.write("other", b"data")
@@ -153,7 +152,7 @@ def test_a_full_folder_in_the_place_of_a_file_costs_that_file_alone(cache):
 
 def test_a_link_put_where_a_file_is_being_written_is_not_followed(cache, tmp_path, monkeypatch):
     """Its name can be guessed: the process's number and a count."""
-    monkeypatch.setattr(own_folder, "_numbers", iter([7]))
+    monkeypatch.setattr(disk_cache, "_numbers", iter([7]))
     (tmp_path / "precious").write_bytes(b"precious")
     os.symlink(tmp_path / "precious", cache.folder / f".name.{os.getpid()}.7")
     with pytest.warns(UserWarning, match="nothing more is kept"):
@@ -292,3 +291,15 @@ def test_folders_that_are_used_no_more_are_closed(tmp_path):
     assert opened() == before + 1  # the last
     del cache
     assert opened() == before
+
+
+def test_a_fork_that_has_taken_the_number_of_the_folder_keeps_its_own_file(tmp_path):
+    tmp_path.chmod(0o700)
+    folder = OwnFolder(tmp_path)
+    pid = os.fork()
+    if not pid:
+        number = folder._file
+        os.dup2(os.open(os.devnull, os.O_RDONLY), number)  # the process that compiles closes all
+        del folder
+        os._exit(0 if os.path.exists(f"/proc/self/fd/{number}") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

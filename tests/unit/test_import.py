@@ -1,11 +1,13 @@
 """What `import ltc` leaves behind."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import ltc
 from ltc.device import torch_device
 
 
@@ -21,6 +23,43 @@ def test_what_users_call_is_there_without_an_import_of_its_own():
     """`import ltc; ltc.amp.autocast()`, as with `torch.amp`."""
     program = "import ltc; ltc.amp.autocast, ltc.core.lazy_model.mark_step, ltc.debug.metrics"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+PARTS = (  # that many programs never use
+    "llvmlite",
+    "torch._dynamo",
+    "ltc.amp",
+    "ltc.backends.llvm",
+    "ltc.checkpointing.saving",
+    "ltc.compat",
+    "ltc.core",
+    "ltc.distributed.lazy_multiprocessing",
+    "ltc.llvm",
+    "ltc.profiling.profile",
+    "ltc.profiling.report",
+    "ltc.replay",
+)
+
+
+def test_parts_that_are_not_used_are_not_imported():
+    program = f"import sys, ltc; print([one for one in {PARTS} if one in sys.modules])"
+    plain = {k: v for k, v in os.environ.items() if k not in ("LTC_DEBUG", "LTC_PROFILE")}
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, env=plain
+    )
+    assert said.stdout.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ltc.__all__)
+def test_public_names_are_there_and_are_kept(name):
+    assert getattr(ltc, name) is getattr(ltc, name)
+    assert name in dir(ltc)
+
+
+def test_a_name_that_ltc_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'ltc' has no attribute 'profiel'"):
+        _ = ltc.profiel
+    assert not hasattr(ltc, "torch_xla")
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,16 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.eager import EagerComputation
-from ltc.backends.interpreter import straight_line
-from ltc.backends.interpreter.call_kernel import NotInterpretable, Slots, TorchCall, is_alone
-from ltc.backends.interpreter.expanded_call import ExpandedCall
-from ltc.backends.interpreter.interpreted import InterpretedComputation
-from ltc.backends.interpreter.stride_rules import cannot_fail, takes_any_strides
-from ltc.backends.interpreter.torch_functions import quick_function
+from ltc.backends.interpreter import interpreted
+from ltc.backends.interpreter.interpreted import InterpretedComputation, NotInterpretable
+from ltc.backends.kernel_call import cannot_fail, is_alone, quick_function, takes_any_strides
 from ltc.ir.graph import Graph
 
 aten = torch.ops.aten
 
 
-def expanded(call: Call, slots: Slots) -> ExpandedCall:
-    def compiled(graph: Graph) -> EagerComputation:
-        return EagerComputation(graph, frozenset())
-
-    return ExpandedCall(call, slots, compiled)
+def compiled(graph: Graph) -> EagerComputation:
+    return EagerComputation(graph, frozenset())
 
 
 class Calls:
@@ -50,7 +44,7 @@ class Calls:
 
     def computation(self, *outputs: CallResult, donated=()) -> InterpretedComputation:
         numbering = Numbering(self.calls)
-        return InterpretedComputation(self.calls, outputs, numbering, frozenset(donated), expanded)
+        return InterpretedComputation(self.calls, outputs, numbering, frozenset(donated), compiled)
 
 
 def test_calls_run_in_order_with_the_launchs_numbers():
@@ -156,6 +150,7 @@ def test_two_donated_inputs_may_change_places():
 def test_a_call_that_torchs_kernel_refuses_runs_by_its_rule():
     class Refused:
         asked = 0
+        _schema = aten.mul.Tensor._schema
 
         def name(self) -> str:
             return "aten::mul.Tensor"
@@ -183,9 +178,9 @@ def test_a_result_of_another_shape_than_recorded_is_not_taken():
 
 
 def often_run(calls: Calls, *outputs: CallResult, buffers, scalars=(), donated=()):
-    """Its calls have become one function."""
+    """Each call has run before."""
     computation = calls.computation(*outputs, donated=donated)
-    for _ in range(straight_line.RUNS_BEFORE):
+    for _ in range(3):
         computation.launch([buffer.clone() for buffer in buffers], list(scalars))
     return computation
 
@@ -231,6 +226,7 @@ def test_calls_that_have_run_often_run_one_by_one_again_after_an_error():
 def test_a_result_that_has_another_shape_after_many_runs_is_made_by_the_rule():
     class Changing:
         is_short = False
+        _schema = aten.mul.Tensor._schema
         tags = (torch.Tag.nondeterministic_seeded,)  # no function of torch's stands for it
 
         def name(self) -> str:
@@ -311,6 +307,8 @@ def test_an_operand_that_is_read_and_written_by_one_call_is_copied():
 
 def test_a_write_that_fails_half_way_is_not_made_again_over_what_it_wrote():
     class HalfWay:
+        _schema = aten.add_.Tensor._schema
+
         def name(self) -> str:
             return "aten::add_.Tensor"
 
@@ -371,7 +369,7 @@ def test_no_call_goes_through_the_rules_that_torch_can_make(monkeypatch):
     x = calls.input(3, 3)
     y = calls.one(aten.mm.default, x, x, shape=(3, 3))
     computation = calls.computation(y)
-    monkeypatch.setattr(TorchCall, "_run_expanded", None)
+    monkeypatch.setattr(interpreted, "ByRule", None)
     (made,) = computation.launch([torch.eye(3)], [])
     assert torch.equal(made, torch.eye(3))
 

@@ -7,13 +7,13 @@ import threading
 import pytest
 import torch
 
+from ltc.backends.interface import LoweringContext, NodeLowering
 from ltc.errors import InvalidGraph, Unsupported
 from ltc.ir import build, node, ops
-from ltc.ir.check import check
 from ltc.ir.graph import Graph, schedule
-from ltc.ir.lowering import LoweringContext, NodeLowering
 from ltc.ir.node import Node, constant, constant_value, make
 from ltc.ir.tensor_type import TensorType
+from ltc.passes.pipeline import check
 
 
 def given(*shape, index=0, dtype=torch.float32):
@@ -127,7 +127,7 @@ def test_the_verifier_finds_a_wrong_type():
 
 def test_the_verifier_finds_an_undeclared_input():
     x, y = given(2), given(2, index=1)
-    with pytest.raises(InvalidGraph, match="is no input of the graph"):
+    with pytest.raises(InvalidGraph, match="is not an input of the graph"):
         check(Graph((x,), (), (x + y,)), after="tracing")
 
 

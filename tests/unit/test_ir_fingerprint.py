@@ -6,7 +6,7 @@ import sys
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
-from ltc.ir.fingerprint import fingerprint
+from ltc.ir.graph import fingerprint
 
 add = torch.ops.aten.add.Tensor
 

@@ -9,9 +9,9 @@ from ltc.debug import metrics
 from ltc.errors import InvalidGraph
 from ltc.llvm.compiler import llvm_binding, llvm_private
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.native import kernel_cache, parallel_compile
+from ltc.llvm.native import kernel_cache
 from ltc.llvm.native import runner as runner_threads
-from ltc.llvm.native.parallel_compile import Compiling
+from ltc.llvm.native.kernel_cache import Compiling
 
 
 def text_of(number: int) -> str:
@@ -27,7 +27,7 @@ TEXTS = {str(number): text_of(number) for number in range(20)}
 
 @pytest.fixture(params=[1, 2, 4])
 def threads(request, monkeypatch):
-    monkeypatch.setattr(parallel_compile, "thread_count", lambda: request.param)
+    monkeypatch.setattr(kernel_cache, "thread_count", lambda: request.param)
 
 
 def test_machine_code_is_the_same_whichever_thread_makes_it(threads):
@@ -67,7 +67,7 @@ def test_no_helper_is_left(threads):
 
 
 def test_what_nobody_takes_is_not_compiled(monkeypatch):
-    monkeypatch.setattr(parallel_compile, "thread_count", lambda: 1)
+    monkeypatch.setattr(kernel_cache, "thread_count", lambda: 1)
     with metrics.counted() as grown, Compiling() as side_by_side:
         side_by_side.begin("one", TEXTS["1"])
     assert not grown["llvm.compiled"]
@@ -149,7 +149,7 @@ def asked_anew():
 def test_where_llvmlite_lacks_a_name_kernels_are_compiled_in_turn(
     asked_anew, monkeypatch, caplog, name
 ):
-    monkeypatch.setattr(parallel_compile, "thread_count", lambda: 4)
+    monkeypatch.setattr(kernel_cache, "thread_count", lambda: 4)
     alone = {name: llvm_binding.emitter().object_code(text) for name, text in TEXTS.items()}
     llvm_binding._has_private_names.cache_clear()
     without(monkeypatch, f"LLVMPY_{name}")

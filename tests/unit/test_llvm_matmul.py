@@ -12,7 +12,15 @@ from ltc.ir.graph import Graph
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import make
 from ltc.llvm.emit.isa import AVX2, AVX512, AVX512_BF16, NEON, SSE2, host_isa
-from ltc.llvm.gemm.blocking import Matrix, Shape, plan_of, stored_plain, stored_transposed
+from ltc.llvm.gemm import blocking
+from ltc.llvm.gemm.blocking import (
+    Blocking,
+    Matrix,
+    Shape,
+    plan_of,
+    stored_plain,
+    stored_transposed,
+)  # fmt: skip
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.ops.dispatch import can_multiply, product_codes
 from tests.drawn import drawn
@@ -266,3 +274,29 @@ def test_a_host_is_described_by_its_features():
     assert host_isa({"avx2", "fma"}.__contains__) is AVX2
     assert host_isa({"neon"}.__contains__) is NEON
     assert host_isa({"sse2"}.__contains__) is SSE2
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "m, n, k, is_transposed",
+    [(70, 90, 300, False), (70, 90, 300, True), (70, 50, 9000, True), (1, 200, 300, False),
+     (61, 40, 9000, False)],
+)  # fmt: skip
+def test_every_blocking_has_the_same_bits(isa, dtype, m, n, k, is_transposed, monkeypatch):
+    _, left, left_matrix = operand((), m, k, False, dtype)
+    _, right, right_matrix = operand((), k, n, is_transposed, dtype)
+
+    def product() -> torch.Tensor:
+        result = torch.empty(m, n, dtype=dtype)
+        strides = left_matrix, right_matrix, stored_plain(m, n)
+        run(matmul("kernel", dtype, (), (m, n, k), *strides, isa), isa, left, right, result)
+        return result
+
+    expected = product()
+    must_pack = is_transposed or dtype is torch.bfloat16 or n % isa.lanes(dtype.itemsize)
+    for vectors in (4, 8, 16) if m == 1 else (1, 2, 3, 4):
+        for packs in (True,) if must_pack else (True, False):
+            one = Blocking(vectors, packs)
+            monkeypatch.setattr(blocking, "blocking_of", lambda *_, one=one: one)
+            assert torch.equal(product(), expected), one

@@ -9,15 +9,14 @@ from ltc.backends.llvm.backend import LlvmBackend
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.liveness import Lifetimes
 from ltc.backends.llvm.plan import plan_of
+from ltc.backends.llvm.schedule import form_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
-from ltc.ir.loop_nest_key import form_of
 from ltc.ir.node import Node, make
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.loops import deduplicate
 from ltc.llvm.loops.emitter import kernel_code
-from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
+from ltc.llvm.native.kernel_run import EntryCall, Fault, KernelRun, entry_address
 from ltc.passes.fusion.fuse import fuse
 
 
@@ -161,7 +160,7 @@ def test_kernels_that_differ_in_their_buffers_alone_are_written_once(monkeypatch
         written.append(kernel)
         return kernel_code(kernel, streamed)
 
-    monkeypatch.setattr(deduplicate, "kernel_code", write)
+    monkeypatch.setattr(schedule, "kernel_code", write)
     inputs = [given(shape, index=k) for k, shape in enumerate((50, 70, 50, 50, 70))]
     outputs = [make(ops.EXP, x) for x in inputs]
     plan, _ = plan_of(graph_of(*outputs, inputs=inputs), frozenset())
@@ -191,7 +190,7 @@ def test_numbers_reach_the_kernel_after_its_pointers():
     frame, result = torch.zeros(6, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     frame[0] = result.data_ptr()
     arguments = (0, 0, 1, 40, 1, 2)  # the word at 1 is 0
-    run = KernelRun([KernelCall(entry_address(code.text, code.name), arguments, 1)], 2)
+    run = KernelRun([EntryCall(entry_address(code.text, code.name), arguments, 1)], 2)
     assert run.launch(frame.data_ptr()) == -1 and result.item() == 42
 
 

@@ -14,7 +14,7 @@ from ltc.errors import Unsupported
 from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.native import kernel_cache, runner, thread_pool
-from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.llvm.native.kernel_run import EntryCall, KernelRun, entry_address
 from ltc.support.process import processors
 
 TASKS = [64, 1, 7, 2, 1, 30] * 20
@@ -34,7 +34,7 @@ def run_of(tasks: list[int], faults: range = range(0), failing: int = -1) -> Ker
         text = function_text("kernel", 2, b)
         words = (0, 8 * number, 0, 8 * (faults.start - 1))  # from the frame's second word
         fault = faults.start if number == failing else 0
-        calls.append(KernelCall(entry_address(text, "kernel"), words, count, fault))
+        calls.append(EntryCall(entry_address(text, "kernel"), words, count, fault))
     return KernelRun(calls, 1 + len(tasks) + len(faults), faults)
 
 
@@ -100,7 +100,7 @@ def run_that_notes_threads(tasks: int) -> KernelRun:
     b.emit("%slept = call i32 @usleep(i32 200)")
     text = function_text("kernel", 1, b)
     text += "declare i64 @pthread_self()\ndeclare i32 @usleep(i32)\n"
-    return KernelRun([KernelCall(entry_address(text, "kernel"), ((0, 0),), tasks)], 1, range(0))
+    return KernelRun([EntryCall(entry_address(text, "kernel"), ((0, 0),), tasks)], 1, range(0))
 
 
 @pytest.fixture
@@ -207,8 +207,7 @@ print(weight.sum().item())
 @pytest.mark.parametrize(
     "setting",
     [
-        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_RESERVE_CORE=0",
-        "LTC_QUEUE=0", "LTC_PREFAULT_MB=0",
+        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_RESERVE_CORE=0", "LTC_PREFAULT_MB=0",
     ],
 )  # fmt: skip
 def test_a_program_runs_without_each(setting):

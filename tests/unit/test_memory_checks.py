@@ -21,7 +21,7 @@ from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, make
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.llvm.native.kernel_run import EntryCall, KernelRun, entry_address
 from ltc.llvm.ops import memory_checks
 from ltc.llvm.ops.memory_checks import CheckRow, CheckRows, MemoryFinding
 from ltc.passes import memory_planner
@@ -41,7 +41,7 @@ def done(*rows: CheckRow) -> MemoryFinding | None:
     arguments = (table.data_ptr(), frame.data_ptr(), fault.data_ptr(), *code.numbers)
     words = torch.zeros(1 + len(arguments), dtype=torch.int64)
     pairs = tuple(n for argument in arguments for n in (0, argument))
-    KernelRun([KernelCall(entry_address(code.text, code.name), pairs, 1)], 1).launch(
+    KernelRun([EntryCall(entry_address(code.text, code.name), pairs, 1)], 1).launch(
         words.data_ptr()
     )
     (word,) = fault.tolist()
@@ -233,8 +233,8 @@ def test_the_message_names_the_kernel_the_fault_and_the_line_and_what_to_do(as_k
         taken()
     assert str(raised.value) == (
         "LTC_CHECK looked at the kernel of take f32[1]: element 0 of the value of take f32[1] was "
-        "not written, or was made from memory that nobody wrote: run twice over different fillings "
-        "of that memory, it differs. This is a fault of ltc, not of the program: please report it. "
+        "not written, or was made from unwritten memory: two runs over different fillings "
+        "of that memory give different values. This is a fault of ltc, not of the program: please report it. "
         "LTC_BACKEND=eager runs the program without generated kernels."
     )
     assert raised.value.__notes__ == ["while running aten::take called at user.py:7 in f"]
@@ -268,7 +268,7 @@ def both(*bodies):
         ("%p2", 1, r"wrote beside the value of take f32\[1\]: byte 4 changed"),
         ("%p2", -1, r"wrote beside the value of take f32\[1\]: byte -4 changed"),
         ("%p0", 3, r"wrote beside the value of add f32\[3\]: byte 12 changed"),
-        ("%p0", 2, r"the value of add f32\[3\], which it reads, is not what it was when it was"),
+        ("%p0", 2, r"the value of add f32\[3\], which it reads, has changed since it was made"),
     ],
 )
 def test_what_is_written_where_it_may_not_is_found(as_kernel, target, to, found):
@@ -286,7 +286,7 @@ def test_an_index_that_nobody_wrote_is_found_in_integers_as_well(as_kernel):
 
     as_kernel(body)
     graph = Graph((x, index), (), (build.take(x, index, 0),))
-    with pytest.raises(errors.MemoryFault, match="made from memory that nobody wrote"):
+    with pytest.raises(errors.MemoryFault, match="made from unwritten memory"):
         launched(graph, torch.tensor([1, 2, 3]), torch.tensor([0]))
 
 
@@ -307,7 +307,7 @@ def test_a_value_whose_memory_is_given_away_too_early_is_found_by_its_last_reade
         return [replace(x, last=x.first) if x.name is kept else x for x in lives]
 
     monkeypatch.setattr(Lifetimes, "all", shorter)
-    with pytest.raises(errors.MemoryFault, match="which it reads, is not what it was when it was"):
+    with pytest.raises(errors.MemoryFault, match="which it reads, has changed since it was made"):
         launched(graph, *buffers)
 
 

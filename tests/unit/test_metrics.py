@@ -6,8 +6,8 @@ import time
 import pytest
 
 from ltc import config
-from ltc.debug import metrics, metrics_saver, profiler
-from ltc.debug.often import Often, counting
+from ltc.support.observation import metrics, metrics_saver, profiler
+from ltc.support.observation.often import Often, counting
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,14 @@ SEVERAL_TIMES = {
     "__main__": "what `python -m` runs, of ltc and of its stand-in for torch_xla",
     "attention": "the rule that traces it, and what the reference computes for its node",
     "autocast": "what users import, under torch's own name, and what torch's dispatcher asks",
+    "closures": "the names that users import, and the module below every layer that defines them",
     "collective": "what an exchange is, and the rule that traces it",
+    "metrics": "the names that users import, and the module below every layer that defines them",
+    "metrics_saver": "the names that users import, and the module below every layer that defines them",
     "nchw": "a layout of memory, of convolutions and of pooling",
     "nhwc": "a layout of memory, of convolutions and of pooling",
     "philox": "one generator of random bits: in torch for the reference, and as LLVM text",
+    "profiler": "the names that users import, and the module below every layer that defines them",
     "shared_counters": "the LLVM text of counters, and what replicas of every backend call",
 }
 

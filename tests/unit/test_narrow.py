@@ -6,11 +6,11 @@ from ltc.backends.eager import EagerBackend
 from ltc.backends.llvm.backend import LlvmBackend, prepared
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.ir import build, ops
-from ltc.ir.check import check
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow, round_values
+from ltc.passes.pipeline import check
 
 BF16 = {torch.float32: torch.bfloat16, torch.float64: torch.bfloat16}
 DOWNCAST = {torch.float32: torch.bfloat16, torch.float64: torch.float32}

@@ -131,7 +131,7 @@ def test_memory_that_is_not_there_is_an_error(tmp_path, monkeypatch):
 
     file = shared_file(str(tmp_path / "file"), 4096)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(LtcError, match="has no room for 4096 bytes more"):
+    with pytest.raises(LtcError, match="has no room for 4096 more bytes"):
         reserve(file, 0, 4096)
     os.close(file)
 

@@ -160,7 +160,7 @@ import ltc
     ("version", "said"),
     [
         ("2.9.1+cpu", "ImportError: ltc needs torch >= 2.10: torch 2.9.1+cpu cannot host a device"),
-        ("2.16.0", "UserWarning: ltc has not been tried with torch 2.16.0, only with 2.10 up to"),
+        ("2.16.0", "UserWarning: ltc has not been tested with torch 2.16.0, only with 2.10 up to"),
     ],
 )
 def test_another_version_of_torch_is_told_once(monkeypatch, version, said):

@@ -4,7 +4,6 @@ import itertools
 import os
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
-from ltc.runtime.queued_launches import QueuedWorks
 from ltc.support.process import control_groups, processors
 
 
@@ -127,7 +125,6 @@ def test_each_threads_own_time_counts(clock, left):
 class Work:
     """One that ends when told."""
 
-    needs_python = True
     usual_seconds = 0.0
 
     def __init__(self) -> None:
@@ -277,7 +274,6 @@ def test_above_four_processors_none_is_left(clock, left, monkeypatch):
     assert left == [clock.monotonic, 0]
     monkeypatch.setattr(processors, "count", lambda: 5)
     core_reservation.leave_one()
-    core_reservation.leave_one_after(None)  # a queue that is not asked
     core_reservation.use_all()
     assert left == [clock.monotonic, 0]
 
@@ -291,18 +287,6 @@ def test_a_compiler_in_another_process_has_one_until_it_ends(clock, left, monkey
     assert left == [clock.monotonic + core_reservation._EVER] * 2
     core_reservation.compiler_ends()
     assert left[2:] == [0]
-
-
-def test_a_launch_that_is_over_after_the_compiler_leaves_it_nothing(clock, left, monkeypatch):
-    """Above four processors nobody would take back what was left for ever."""
-    monkeypatch.setattr(processors, "count", lambda: 64)
-    told: list[int] = []
-    queue = SimpleNamespace(leave_processor_after_next=told.append)
-    core_reservation.compiler_begins()
-    core_reservation.leave_one_after(queue)
-    core_reservation.compiler_ends()
-    assert told == []
-    assert left[-1] == 0
 
 
 def test_what_is_left_for_a_compiler_that_ends_meanwhile_is_taken_back(clock, left, monkeypatch):
@@ -370,15 +354,8 @@ def test_a_compiler_that_begins_where_none_is_left_ends_well(clock, left, monkey
 def test_switched_off_none_is_left(clock, left, monkeypatch):
     monkeypatch.setenv("LTC_RESERVE_CORE", "0")
     core_reservation.leave_one()
-    core_reservation.leave_one_after(None)
     core_reservation.use_all()
     assert left == []
-
-
-def test_without_a_queue_every_work_waits_for_python(monkeypatch):
-    queued = QueuedWorks(threading.RLock())
-    monkeypatch.setenv("LTC_QUEUE", "0")
-    assert not queued.takes(Work()) and queued.queue is None
 
 
 def test_a_backend_that_has_no_use_for_it_is_not_asked(monkeypatch):

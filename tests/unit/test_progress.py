@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ltc import config
-from ltc.support import progress
-from ltc.support.progress import shown_if_slow
+from ltc.llvm.native import kernel_cache
+from ltc.llvm.native.kernel_cache import shown_if_slow
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setattr(progress.tqdm, "monitor_interval", 0)
+    monkeypatch.setattr(kernel_cache.tqdm, "monitor_interval", 0)
     return Terminal()
 
 
@@ -61,7 +61,7 @@ def test_it_can_be_switched_off(terminal):
 
 
 def test_compiling_is_shown(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(kernel_cache, "PATIENCE_SECONDS", -1.0)
     settings = config.override(LTC_TIER="native", LTC_CACHE=0)
     with settings, contextlib.redirect_stderr(terminal):
         (torch.ones(3, 17).to("ltc") * 3).cosh().sum(0).cpu()

@@ -30,7 +30,7 @@ def imported_with(getrefcount: str) -> subprocess.CompletedProcess:
 def test_a_python_that_counts_otherwise_is_refused(getrefcount):
     run = imported_with(getrefcount)
     assert run.returncode == 1
-    assert "This Python counts references in a way ltc does not know" in run.stderr
+    assert "This Python counts references in a way that ltc does not know" in run.stderr
     assert f"this one is cpython {sys.version.split()[0]}" in run.stderr
 
 

@@ -1,4 +1,4 @@
-"""Types of results, by formulas or by torch's Meta kernels, are those that the CPU gives."""
+"""Types of results, by the CPU's kernels or by torch's Meta kernels, are those that the CPU gives."""
 
 import gc
 import itertools
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ltc import config
-from ltc.aten.call import CallResult
+from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
 from ltc.device.shapes import cpu_probe, meta
 from ltc.errors import InvalidGraph
@@ -19,16 +19,13 @@ def types_of(call) -> list:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_lists_of_equal_float_types_need_no_kernel(dtype):
-    meta._known.clear()
+def test_lists_of_equal_float_types_keep_them(dtype):
     xs = [torch.ones(shape, dtype=dtype).to("ltc") for shape in ((3,), (2, 3), ())]
     ys = [torch.ones(shape, dtype=dtype).to("ltc") for shape in ((3,), (2, 3), ())]
-    before = metrics.counter_value("MetaInference") or 0
     torch._foreach_mul_(xs, 0.5)
     torch._foreach_addcdiv_(xs, ys, ys, [0.1, 0.2, 0.3])
     results = [torch._foreach_add(xs, ys), torch._foreach_sqrt(xs), torch._foreach_div(xs, 2)]
     total = xs[1] / ys[1]
-    assert (metrics.counter_value("MetaInference") or 0) == before
     for result in results:
         assert types_of(result) == types_of(xs)
     assert [tuple(r.cpu().shape) for r in results[0]] == [(3,), (2, 3), ()]
@@ -71,6 +68,17 @@ def test_what_no_kernel_tells_is_asked_once():
     assert grown["MetaInference"] == 0
     assert found[0].tolist() == [2.0, 2.0, 2.0]
     assert found[1].item() > 0
+
+
+def test_torchs_default_dtype_is_part_of_the_question():
+    operand = CallResult(None, None, 0, (3,), torch.int64)
+    quotient = Call(torch.ops.aten.div.Tensor, (operand, operand), {})
+    assert meta.result_types(quotient) == (((3,), torch.float32),)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert meta.result_types(quotient) == (((3,), torch.float64),)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_kernel_still_refuses_what_is_wrong():
@@ -166,6 +174,19 @@ def test_a_call_without_a_rule_is_asked_about_as_the_cpu_has_it():
     )
 
 
+def test_a_refusal_is_of_the_number_that_was_refused():
+    """A remainder by 0 has no type; one by 2, asked for next, has.  No other test asks for this shape."""
+
+    def remainder(number: int):
+        divisor = Scalar(0, number, torch.int64, True, "other")
+        x = of(3, 61, dtype=torch.int64)
+        return meta.result_types(Call(torch.ops.aten.remainder.Scalar, (x, divisor), {}))
+
+    with pytest.raises(meta.NoTypes):
+        remainder(0)
+    assert remainder(2) == (((3, 61), torch.int64),)
+
+
 def test_a_refusal_keeps_nothing_of_the_caller_alive():
     """The frames of an error's traceback hold the user's tensors: they go without the collector."""
 
@@ -176,7 +197,7 @@ def test_a_refusal_keeps_nothing_of_the_caller_alive():
         held = Held()
         x = CallResult(None, None, 0, (2, 3), torch.float32)
         try:
-            cpu_probe.run_on_stand_ins(torch.ops.aten.mm.default, [x, x], {}, ())
+            cpu_probe.run_on_stand_ins(Call(torch.ops.aten.mm.default, [x, x], {}))
         except cpu_probe.Refused as error:
             assert "cannot be multiplied" in str(error)
         return weakref.ref(held)
@@ -214,7 +235,7 @@ def test_a_call_whose_shape_values_decide_asks_no_kernel(name, monkeypatch):
     overload = getattr(torch.ops.aten, name).default
     values = CallResult(None, None, 0, (7,), torch.int64)
     with pytest.raises(meta.NoTypes, match="depends on data"):
-        meta.result_types(overload, (values,), {})
+        meta.result_types(Call(overload, (values,), {}))
 
 
 def test_stand_in_values_do_not_tell_how_many_elements_there_are(equal):
@@ -242,10 +263,93 @@ def test_a_call_without_a_meta_kernel_is_asked_of_once_however_its_lengths_chang
         lengths = [9, 9], [longest, 1]
         args = (losses, log_probs, targets, *lengths, losses, alphas, 0)
         with pytest.raises(meta.NoTypes):
-            meta.result_types(torch.ops.aten._ctc_loss_backward.default, args, {})
+            meta.result_types(Call(torch.ops.aten._ctc_loss_backward.default, args, {}))
 
     ask(4)
     with metrics.counted() as grown:
         for longest in (3, 2, 4, 3):
             ask(longest)
     assert grown["MetaInference"] == 0
+
+
+def of(*shape: int, dtype: torch.dtype = torch.float32) -> CallResult:
+    return CallResult(None, None, 0, shape, dtype)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_small_call_imports_nothing_of_torchs_meta_kernels_and_a_large_one_has_the_same_types(
+    few,
+):
+    """Written in Python, they take a second to import."""
+    rows = 4 if few else 4000
+    x, weight = of(rows, 32, dtype=torch.bfloat16), of(32)
+    with pytest.MonkeyPatch.context() as patch:
+        if few:
+            patch.setattr(meta, "_asked", lambda *question: pytest.fail("Meta is asked"))
+        args = x, [32], weight, weight, 1e-5
+        types = meta._infer(Call(torch.ops.aten.native_layer_norm.default, args, {}))
+        added = meta._infer(Call(torch.ops.aten.add.Tensor, (x, weight), {}))
+    statistics = (rows, 1), torch.float32
+    assert types == ((x.shape, x.dtype), statistics, statistics)
+    assert added == (((rows, 32), torch.float32),)
+
+
+SGD = {
+    "weight_decay": 0.0, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False,
+    "maximize": False, "is_first_step": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [3, 70_000])
+def test_what_no_meta_kernel_knows_is_told_by_its_rule(rows):
+    ops, x = torch.ops.aten, of(rows, 8)
+    one, zero = of(1), of(1, dtype=torch.int32)
+    overload = ops._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+    args = x, one, zero, of(1, dtype=torch.int64), 0, 255
+    quantized = meta._infer(Call(overload, args, {}))
+    assert quantized == (((rows, 8), torch.float32), ((rows, 8), torch.bool))
+    learned = (x, one, one, 0, 255, 1.0)
+    overload = ops._fake_quantize_learnable_per_tensor_affine.default
+    assert meta._infer(Call(overload, learned, {})) == (((rows, 8), torch.float32),)
+    overload = ops._fused_sgd_.default
+    types = meta._infer(Call(overload, ([x], [x], [x]), SGD, (0, 2), False))
+    assert types == (((rows, 8), torch.float32),) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_groups_are_told_as_the_cpu_computes_them(dtype):
+    """torch's Meta kernel knows bfloat16 alone; rows of four numbers have 16 bytes in float32."""
+    ends = of(4, dtype=torch.int32)
+    for rows, columns in ((6, 8), (600, 800)):
+        x, y = of(rows, columns, dtype=dtype), of(4, columns, 2 * columns, dtype=dtype)
+        found = meta._infer(Call(torch.ops.aten._grouped_mm.default, (x, y, ends), {}, (), True))
+        assert found == (((rows, 2 * columns), dtype),)
+    with pytest.raises(meta.NoTypes):
+        wrong = of(4, columns + 8, 8, dtype=dtype)
+        meta._infer(Call(torch.ops.aten._grouped_mm.default, (x, wrong, ends), {}, (), True))
+
+
+def test_a_wrong_call_of_what_no_meta_kernel_knows_has_no_types():
+    x, other = of(70_000, 8), of(70_001, 8)
+    overload = torch.ops.aten._fused_sgd_.default
+    with pytest.raises(meta.NoTypes):
+        meta._infer(Call(overload, ([x], [other], [x]), SGD, (0, 2), False))
+    learned = torch.ops.aten._fake_quantize_learnable_per_tensor_affine_backward.default
+    with pytest.raises(meta.NoTypes):
+        meta._infer(Call(learned, (other, x, of(1), of(1), 0, 255, 1.0), {}, (), True))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.normal_(0.0, 2.0), lambda x: x.uniform_(), lambda x: x.exponential_(),
+        lambda x: x.bernoulli(), lambda x: torch.rand_like(x), lambda x: torch.multinomial(x, 2),
+        lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x.cauchy_(),
+        lambda x: torch.randn(3, 5, device="ltc"),
+    ],
+)  # fmt: skip
+def test_to_ask_for_the_types_of_a_draw_leaves_the_cpus_stream_as_it_was(call):
+    meta._known.clear()
+    before = torch.default_generator.get_state()
+    call(torch.full((4, 3), 0.5, device="ltc")).cpu()
+    assert torch.equal(torch.default_generator.get_state(), before)

@@ -22,6 +22,8 @@ from tests.drawn import drawn
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "stress"))
 import fuzz_checkpoints
 
+pytestmark = pytest.mark.devices(4)
+
 Point = namedtuple("Point", "x y")
 
 DTYPES = [v for v in {id(v): v for v in vars(torch).values()}.values() if type(v) is torch.dtype]
@@ -495,7 +497,7 @@ def test_no_save_writes_what_no_load_would_read(path):
     endless = [1]
     for _ in range(60):
         endless = [endless, endless]
-    with pytest.raises(ValueError, match=r"can not be saved: .* more than \d+ places"):
+    with pytest.raises(ValueError, match=r"cannot be saved: .* more than \d+ places"):
         xser.save(endless, path)
     assert xser.load(path) == data
 

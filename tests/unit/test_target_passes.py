@@ -10,11 +10,9 @@ from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
-from ltc.passes.layout.channels_last import channels_last
-from ltc.passes.layout.transposes import layout
+from ltc.passes.layout import channels_last, layout
 from ltc.passes.memory_planner import ALIGNMENT, BLOCK, Lifetime, OutputBuffer, plan
-from ltc.passes.split_concats import MOST_PARTS, split_concats
-from ltc.passes.split_reductions import split_reductions
+from ltc.passes.splits import MOST_PARTS, split_concats, split_reductions
 from tests.drawn import drawn
 
 

@@ -1,4 +1,4 @@
-"""The pool and the ring under every interleaving of two and three threads: nothing is lost or twice.
+"""The pool under every interleaving of two and three threads: nothing is lost or twice.
 
 The models say once more what the native text does, action by action. That they say the same is
 tested first; then that they keep their promises; and then that each barrier, wake-up and
@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ltc.llvm.native import launch_ring, thread_pool
-from tests.models import launch_ring as ring_model
+from ltc.llvm.native import thread_pool
 from tests.models import thread_pool as pool_model
 from tests.models.actions import Actions
 from tests.models.interleavings import Broken, Machine
@@ -33,15 +32,6 @@ def pool_of(*callers: tuple, members: int = 2, has_recorder: bool = False, weak=
     return made
 
 
-def ring_of(launches: int, waits: bool = False, weak=None, failing: int = 0):
-    """Likewise of the ring."""
-
-    def made(actions: Actions) -> Machine:
-        return ring_model.machine(ring_model.Ring(actions, failing), launches, waits, weak)
-
-    return made
-
-
 # Each with all old values that a thread may read, or with those of the variables that are named.
 POOL = {
     "a caller and a member, and what tasks write": pool_of((A,)),
@@ -54,14 +44,6 @@ POOL = {
     ),
     "a processor is given back as a launch begins": pool_of(
         (A,), has_recorder=True, has_results=False, weak=("lock",)
-    ),
-}  # fmt: skip
-RING = {
-    "a launch after another": ring_of(2),
-    "the second one fails": ring_of(2, failing=2),
-    "another thread waits": ring_of(2, waits=True, weak=NOTHING_OLD),
-    "another thread waits for one that fails": ring_of(
-        1, waits=True, weak=NOTHING_OLD, failing=1
     ),
 }  # fmt: skip
 
@@ -78,11 +60,6 @@ def test_tasks_run_once_members_are_woken_and_all_comes_to_an_end(name):
     assert explored(POOL[name])[0] > 100
 
 
-@pytest.mark.parametrize("name", RING)
-def test_launches_run_in_order_nobody_waits_in_vain_and_all_comes_to_an_end(name):
-    assert explored(RING[name])[0] > 100
-
-
 # --- the models and the text --------------------------------------------------------------------
 
 POOL_VARIABLES = {
@@ -91,10 +68,6 @@ POOL_VARIABLES = {
     "@pool.away.from": "away.from", "%line": "range", "%asleep": "asleep",
 }  # fmt: skip
 GOES_WITH_ENTRY = {"@pool.arguments": "entry", "@pool.tasks": "entry"}
-RING_VARIABLES = {
-    "%ring": "given", "%p.called": "called", "%p.done": "done", "%p.stopped": "stopped",
-    "%p.events": "events", "%p.asleep": "asleep", "%p.waiters": "waiters", "%entry": "entry",
-}  # fmt: skip
 NOT_NATIVE = ("kernel ", "python ")  # blocks of the models that stand for what calls the text
 # After a fork, when there is no other thread; where the system may run a thread, which is advice.
 OUTSIDE = ("pool.forget.", "pool.part.")
@@ -107,10 +80,6 @@ def native(done: set[str]) -> set[str]:
 def pool_text() -> set[str]:
     found = actions_of(thread_pool.text(), POOL_VARIABLES)
     return {name for name in found if not name.startswith(OUTSIDE)}
-
-
-def ring_text() -> set[str]:
-    return actions_of(launch_ring.text(), RING_VARIABLES)
 
 
 def done_by(scenarios: dict) -> set[str]:
@@ -128,10 +97,6 @@ def test_what_goes_with_a_launch_is_written_and_read_together():
         assert actions_of(text, {name: variable}) == of_entry
 
 
-def test_the_rings_model_does_what_its_text_does():
-    assert native(done_by(RING)) == ring_text()
-
-
 # --- what each is there for ---------------------------------------------------------------------
 
 # Action -> the scenario that breaks without it: a fence or a wake-up that is left out, a
@@ -144,37 +109,28 @@ NEEDED = {
     "pool.wake.call WAKE asleep": "a caller and a member, and what tasks write",
     "pool.work.run add done acq_rel": "a caller and a member, and what tasks write",
     "pool.work.try cmpxchg range acq_rel": "a caller and a member, and what tasks write",
-    "ring.await.end sub waiters seq_cst": "another thread waits",
-    "ring.await.start add waiters seq_cst": "another thread waits",
-    "wake.thread.start xchg asleep seq_cst": "a launch after another",
-    "wake.thread.wake WAKE asleep": "a launch after another",
-    "wake.waiters.wake WAKE events": "a launch after another",
 }
 # Likewise for actions that would be ordered as any others.
 ORDERED = {
     "pool.launch.publish store range release": "a caller and a member, and what tasks write",
     "pool.launch.wait load done acquire": "a caller and a member, and what tasks write",
-    "ring.push.put store given seq_cst": "a launch after another",
-    "ring.serve.look load given acquire": "a launch after another",
-    "ring.serve.over store done seq_cst": "a launch after another",
 }
-SCENARIOS = POOL | RING
 
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_without_it_the_protocol_fails(name):
     with pytest.raises(Broken):
-        SCENARIOS[NEEDED[name]](Actions(without=[name])).explore()
+        POOL[NEEDED[name]](Actions(without=[name])).explore()
 
 
 @pytest.mark.parametrize("name", ORDERED)
 def test_without_its_order_the_protocol_fails(name):
     with pytest.raises(Broken):
-        SCENARIOS[ORDERED[name]](Actions(unordered=[name])).explore()
+        POOL[ORDERED[name]](Actions(unordered=[name])).explore()
 
 
 def test_every_barrier_wake_up_and_compare_and_swap_is_among_them():
-    text = pool_text() | ring_text()
+    text = pool_text()
     barriers = {name for name in text if name.split()[1] in ("fence", "WAKE", "cmpxchg")}
     assert barriers <= set(NEEDED) <= text
     assert set(ORDERED) <= text

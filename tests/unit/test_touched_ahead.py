@@ -10,9 +10,8 @@ import torch
 
 from ltc.backends.host_memory import madvise
 from ltc.backends.llvm import output_pool
-from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.executable import LlvmComputation, TouchedAhead
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool
-from ltc.backends.llvm.prefault import TouchedAhead
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not output_pool._HAS_HUGE_PAGES, reason="needs Linux's advice"

@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from ltc.distributed.parallel_loader import MpDeviceLoader
-from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
+from ltc.training_loop.transfer import (
+    ToLazyTensorArena,
+    check_view_sharing,
+    send_cpu_data_to_device,
+)
 
 
 def is_tensor(x):
@@ -31,7 +35,7 @@ def test_167_nothing_is_converted_where_nothing_is_selected():
 
 
 def test_a_conversion_that_loses_tensors_is_an_error():
-    with pytest.raises(ValueError, match="was given 2 tensors and returned 1"):
+    with pytest.raises(ValueError, match="got 2 tensors and returned 1"):
         ToLazyTensorArena(lambda ts: ts[:1], is_tensor).transform([torch.ones(1), torch.ones(1)])
 
 

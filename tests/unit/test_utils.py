@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ltc.core.training import RateTracker
+from ltc.distributed.loader_epoch import Channel
 from ltc.support import atomic_file, tree
-from ltc.support.channel import Channel
 from ltc.utils import utils as xu
-from ltc.utils.rate_tracker import RateTracker
 
 
 class Bag:

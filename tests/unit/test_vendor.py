@@ -1,7 +1,10 @@
 """The vendor interface: what a backend outside the package can do, and what its errors say."""
 
 import itertools
+import os
+import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.backends import interface
 from ltc.backends.interface import BackendRegistrar
-from ltc.debug import graphs, metrics
+from ltc.debug import environment, graphs, metrics
 from ltc.errors import BackendMissing, InvalidGraph, OutOfMemory
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
@@ -92,17 +95,6 @@ def test_outputs_of_a_program_in_parts_that_lie_in_one_place_are_known():
         assert (computation.download(outputs[position]) == value).all()
 
 
-def test_a_backend_that_still_describes_a_target_is_accepted():
-    class Targeting(ToyBackend):
-        def target(self):
-            return interface.Target(kind="cpu", lanes=32)
-
-    BackendRegistrar.register("targeting", Targeting)
-    with config.override(LTC_BACKEND="targeting"):
-        assert (torch.ones(2).to("ltc") + 1).tolist() == [2, 2]
-    assert BackendRegistrar.get("targeting").target().lanes == 32
-
-
 class OwnWords(toy_vendor.ToyComputation):
     """A program that can be printed in the backend's own words."""
 
@@ -144,6 +136,79 @@ def test_members_of_the_fields_names_count_where_nothing_is_declared():
         stages = ("arrays",)
 
     assert interface.BackendCapabilities.of(Staged()).stages == ("arrays",)
+
+
+def test_a_step_of_another_backend_imports_nothing_of_llvm():
+    program = """
+import os, sys, torch, ltc, ltc.core.lazy_model as ltm
+model = torch.nn.Linear(3, 2).to("ltc")
+with ltc.profile(os.devnull):
+    model(torch.ones(4, 3).to("ltc")).sum().backward()
+    ltm.mark_step(wait=True)
+found = [n for n in sys.modules if n.startswith(("ltc.llvm", "ltc.backends.llvm", "llvmlite", "jax"))]
+assert not found, found
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "LTC_BACKEND": "eager", "LTC_NATIVE": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+class Copying(ToyBackend):
+    """A backend that copies on its device, and says what that is."""
+
+    copied = 0
+
+    @staticmethod
+    def copy(buffer):
+        Copying.copied += 1
+        return buffer.copy()
+
+    @staticmethod
+    def describe():
+        return "an abacus"
+
+
+def test_a_backend_that_copies_is_asked_to():
+    BackendRegistrar.register("copying", Copying)
+    with config.override(LTC_BACKEND="copying"):
+        x = make(ops.INPUT, index=0, dtype=DTYPE, shape=(2,))
+        index = make(ops.INPUT, index=1, dtype=torch.int64, shape=(2,))
+        graph = Graph((x, index), (), (x, make(ops.GATHER, x, index, dim=0)), {})
+        computation = compile_in_segments(Copying(), graph, 0)
+        given = torch.ones(2, dtype=DTYPE), torch.tensor([1, 0])
+        buffers = [computation.upload(one, 0) for one in given]
+        outputs = computation.launch(buffers, [])
+        assert "an abacus" in environment.describe()
+    assert Copying.copied == 1 and outputs[0] is not buffers[0]
+
+
+class Restoring(toy_vendor.ToyComputation):
+    """A program that overwrites its input before it fails, and gives the value back elsewhere."""
+
+    def launch(self, buffers, scalars):
+        kept = buffers[0].copy()
+        buffers[0][:] = -1
+        error = RuntimeError("the device says no")
+        error.restored = {0: kept}
+        raise error
+
+
+def test_what_a_failed_launch_restores_is_there_again():
+    class Failing(ToyBackend):
+        def compile(self, graph, device, donated):
+            computation = Restoring if donated else toy_vendor.ToyComputation
+            return computation(graph)
+
+    BackendRegistrar.register("failing", Failing)
+    with config.override(LTC_BACKEND="failing"):
+        x = torch.ones(3).to("ltc")
+        ltm.mark_step(wait=True)
+        x += 1
+        with pytest.raises(RuntimeError, match="the device says no"):
+            ltm.mark_step(wait=True)
+        assert torch.equal(x.cpu(), torch.ones(3))
 
 
 def test_an_error_of_the_vendors_launch_reaches_the_reader():
@@ -274,6 +339,59 @@ def test_an_installed_package_is_found_through_its_entry_point(monkeypatch):
     assert isinstance(BackendRegistrar.get("boxed"), ToyBackend)
 
 
+def test_the_backends_of_ltc_are_the_entry_points_of_its_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    offered = project["entry-points"][interface.ENTRY_POINT_GROUP]
+    assert offered == {point.name: point.value for point in interface.OWN_ENTRY_POINTS}
+
+
+@pytest.mark.parametrize("name", ["eager", "llvm"])
+def test_a_backend_of_ltc_is_found_without_a_search_of_what_is_installed(name):
+    """So where nothing is: in a source tree."""
+    program = """
+from importlib import metadata
+import torch, ltc
+metadata.entry_points = metadata.distribution = None
+print((torch.ones(2).to("ltc") + 1).tolist())
+"""
+    assert output_of(program, LTC_BACKEND=name) == "[2.0, 2.0]"
+
+
+def test_the_module_of_a_backend_is_imported_when_it_is_asked_for(tmp_path):
+    """As at the top of a program, whatever mode its first use happens in."""
+    about = tmp_path / "vendor-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[ltc.backends]\nboxed = boxed:made\n")
+    (tmp_path / "boxed.py").write_text("""
+import torch
+from ltc.backends.eager import EagerBackend
+one = torch.ones(1)
+def made():
+    print(one.device, one.is_inference())
+    return EagerBackend()
+""")
+    program = """
+import sys, torch, ltc
+torch.set_default_device("ltc")
+print("boxed" in sys.modules)
+with torch.inference_mode():
+    print(torch.ones(2).tolist())
+"""
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    said = output_of(program, LTC_BACKEND="boxed", PYTHONPATH=path)
+    assert said.splitlines() == ["False", "cpu False", "[1.0, 1.0]"]
+
+
+def output_of(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_the_page_on_writing_a_backend_shows_the_toy_vendor_as_it_is():
     shown, page = ROOT / "tests" / "toy_vendor.py", ROOT / "docs" / "vendor.md"
     assert f"```python\n{shown.read_text()}```" in page.read_text()
@@ -313,6 +431,7 @@ class WithMemories(ToyBackend):
         return OfItsDevice(graph, device)
 
 
+@pytest.mark.devices(4)
 def test_each_device_has_programs_of_its_own_where_the_vendor_promises_nothing():
     BackendRegistrar.register("memories", WithMemories)
     with config.override(LTC_BACKEND="memories"):
@@ -321,6 +440,7 @@ def test_each_device_has_programs_of_its_own_where_the_vendor_promises_nothing()
             assert (x * 2 + 1).tolist() == [1, 3, 5, 7]
 
 
+@pytest.mark.devices(4)
 def test_a_program_for_every_device_is_compiled_once():
     for backend in ("llvm", "eager"):
         with config.override(LTC_BACKEND=backend, LTC_TIER="native"), metrics.counted() as grown:
@@ -366,7 +486,7 @@ def test_what_a_vendor_raises_carries_the_users_lines(method, words):
     with failing(method, ArithmeticError("parity")):
         error = error_of_a_step()
     assert str(error) == "parity"
-    (note,) = error.__notes__
+    note, *_ = error.__notes__
     assert note.startswith(f"{words}, from aten::mul.Tensor called at {__file__}")
     assert "to aten::add.Tensor called at" in note
 
@@ -378,7 +498,7 @@ def test_a_launch_that_gives_too_little_is_the_backends_fault(result, given):
     with failing("launch", result):
         error = error_of_a_step()
     assert isinstance(error, InvalidGraph)
-    assert f"test_vendor.Failing.launch has given {given} for a program of 1 outputs" in str(error)
+    assert f"test_vendor.Failing.launch returned {given} for a program of 1 outputs" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +508,7 @@ def test_a_download_of_another_shape_is_the_backends_fault(result, given):
     with failing("download", result):
         error = error_of_a_step()
     assert isinstance(error, InvalidGraph)
-    assert f"'toy' has given {given} for a buffer of f32[5]" in str(error)
+    assert f"'toy' returned {given} for a buffer of f32[5]" in str(error)
 
 
 def test_a_name_that_is_in_use_is_registered_again_with_a_warning():

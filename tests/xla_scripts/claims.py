@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ltc.compat.torch_xla.alias_table import MODULES
+from ltc.compat.torch_xla.alias_modules import MODULES
 from ltc.compat.torch_xla.xla_device import XlaDevice
 from ltc.compat.torch_xla.xla_only import XlaOnly
 from ltc.errors import Unsupported

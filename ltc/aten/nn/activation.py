@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -13,7 +12,6 @@ from ltc.aten.rules.pointwise import sigmoid as sigmoid_of
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand, like
-from ltc.ir.tensor_type import TensorType
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -171,13 +169,11 @@ def softplus_backward(grad: Node, x: Node, beta: Operand, threshold: Operand) ->
 
 
 @traces("aten::log_sigmoid_forward")
-def log_sigmoid_forward(x: Node, results: Sequence[TensorType]) -> tuple[Node, Node]:
-    """(min(x, 0) - log(1 + exp(-|x|)), a buffer for the gradient: empty or of x's shape)."""
+def log_sigmoid_forward(x: Node) -> tuple[Node, Node]:
+    """(min(x, 0) - log(1 + exp(-|x|)), a buffer for the gradient)."""
     (x,) = promote(x)
     z = build.exp(-build.absolute(x))
-    y = build.minimum(x, like(0, x)) - build.log1p(z)
-    buffer = z if results[1].shape == x.shape else build.full(results[1].shape, 0, x.dtype)
-    return y, buffer
+    return build.minimum(x, like(0, x)) - build.log1p(z), z
 
 
 @traces("aten::log_sigmoid_backward", alike=("grad", "x"))
@@ -263,7 +259,9 @@ def softshrink_backward(grad: Node, x: Node, lambd: Operand) -> Node:
 def glu(x: Node, dim: int = -1) -> Node:
     """The first half times the sigmoid of the second."""
     (x,) = promote(x)
-    half = x.shape[build.dim_of(x, dim)] // 2
+    half, rest = divmod(x.shape[build.dim_of(x, dim)], 2)
+    if rest:
+        return NotImplemented
     first, second = build.slice_dim(x, dim, 0, half), build.slice_dim(x, dim, half, 2 * half)
     return first * sigmoid_of(second)
 
@@ -273,6 +271,8 @@ def glu_backward(grad: Node, x: Node, dim: int) -> Node:
     grad, x = promote(grad, x)
     half = x.shape[build.dim_of(x, dim)] // 2
     first, second = build.slice_dim(x, dim, 0, half), build.slice_dim(x, dim, half, 2 * half)
+    if grad.shape != first.shape or 2 * half != x.shape[build.dim_of(x, dim)]:
+        return NotImplemented
     gate = sigmoid_of(second)
     return build.concat([gate * grad, (1.0 - gate) * gate * grad * first], dim)
 

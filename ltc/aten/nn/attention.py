@@ -23,7 +23,9 @@ ATTENTION, GRADIENT, KEPT = "ltc::attention", "ltc::attention_gradient", "ltc::a
 class _Operands:
     """The operands of one call as the primitive takes them.
 
-    batch  of every operand: its heads are two dimensions where heads of the query share a key
+    Attributes:
+        batch: The batch of every operand: its heads are two dimensions where heads of the query
+            share a key.
     """
 
     def __init__(self, query: Node, key: Node, value: Node, bias: Node | None) -> None:
@@ -73,13 +75,13 @@ class _Operands:
         return build.reshape(x, (*self.batch, *x.shape[first + 1 :]))
 
     def gradient(self, x: Node, operand: Node, is_shared: bool) -> Node:
-        """What is summed over where the operand was repeated, in the operand's shape."""
+        """Sum the gradient over the repeats of the operand, and return it in the operand's shape."""
         shape = self._grouped(operand.shape, is_shared)
         return build.reshape(build.sum_to(x, shape), operand.shape)
 
 
 def _shared_heads(query: Node, key: Node, value: Node) -> int:
-    """How many heads of the query read one head of the key; 1 also where all heads broadcast."""
+    """Return how many heads of the query read one head of the key; 1 also if all heads broadcast."""
     if len(query.shape) < 3 or len(key.shape) < 3 or len(value.shape) < 3:
         return 1
     heads, shared = query.shape[-3], key.shape[-3]
@@ -225,5 +227,5 @@ def _of_operands(
 
 @traces(KEPT)
 def attention_kept(drawn: Node, like: Node, probability: Operand) -> Node:
-    """Whether dropout keeps each weight, of the shape of the scores that `like` has."""
+    """Return whether dropout keeps each weight, of the shape of the scores that `like` has."""
     return build.ge(uniform(drawn, like.shape, torch.float32), probability)

@@ -11,8 +11,7 @@ happens at the edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +20,8 @@ from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
 from ltc.ir import build, ops
+from ltc.ir.build import Shape
 from ltc.ir.node import Node, make
-from ltc.ir.tensor_type import TensorType
 
 SUM, MEAN = 0, 1
 # Of these, and without padding, the CPU's kernel reads a bag no further than the last offset says.
@@ -30,13 +29,14 @@ _READ_BY_STRETCHES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 class _Bags(NamedTuple):
-    """Where the indices of some bags belong.
+    """The bags to which some indices belong.
 
-    rows     i64 [indices]: the rows of the table, each inside it
-    bag      i64 [indices]: the bag of each
-    padding  bool [indices]: whether it is the padding's, or None where nothing is
-    beyond   bool [indices]: whether it lies behind the last bag's end, or None where that is known
-    count    how many bags there are
+    Attributes:
+        rows: i64 [indices]: the rows of the table, each inside it.
+        bag: i64 [indices]: the bag of each.
+        padding: Bool [indices]: True for the padding's; None if there is none.
+        beyond: Bool [indices]: True if it lies behind the last bag's end; None if none can.
+        count: The number of bags.
     """
 
     rows: Node
@@ -89,7 +89,7 @@ def _checked_offsets(offsets: Node, length: int) -> Node:
 
 
 def _bag_of_each(offsets: Node, count: int, length: int) -> Node:
-    """How many bags begin at or before each position, but for the first."""
+    """Return how many bags begin at or before each position, but for the first."""
     starts = build.slice_dim(offsets, 0, 0, count)
     zeros = build.full((length + 1,), 0, torch.int64)
     begun = make(ops.PUT, zeros, starts, build.full((count,), 1, torch.int64), dim=0, mode="add")
@@ -103,13 +103,45 @@ def _summed(values: Node, places: Node, count: int) -> Node:
 
 
 def _sizes(bags: _Bags) -> Node:
-    """How many rows each bag holds, paddings left out."""
+    """Return how many rows each bag holds, paddings left out."""
     ones = build.full(bags.bag.shape, 1, torch.int64)
     return _summed(bags._replace(beyond=None).of_members(ones), bags.bag, bags.count)
 
 
-@traces("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def embedding_bag(
+def noted_shapes(
+    bags: Shape, dtype: torch.dtype, indices: Shape, offsets: Shape, mode: int, padding_idx: int,
+    keeps_for_backward: bool,
+) -> tuple[Shape, Shape, Shape]:  # fmt: skip
+    """Shapes of what the CPU's kernel notes for the backward; they depend on how it computes.
+
+    Args:
+        bags: the shape of the bags' values, [count, width]
+        dtype: theirs
+        indices: the shape of the indices
+        offsets: the shape of the offsets
+
+    Returns:
+        those of the bag of each index, the number of rows of each bag, the largest row of each.
+    """
+    count, width = bags
+    by_stretches = dtype in _READ_BY_STRETCHES and padding_idx < 0
+    noted = (0,) if mode == SUM and by_stretches else indices
+    sizes = (count,) if keeps_for_backward or mode != SUM else offsets
+    return noted, sizes, (count, width) if mode not in (SUM, MEAN) else sizes
+
+
+@traces("aten::_embedding_bag")
+def embedding_bag(*operands: Any) -> tuple[Node, Node, Node, Node]:
+    return _embedding_bag(True, *operands)
+
+
+@traces("aten::_embedding_bag_forward_only")
+def embedding_bag_forward_only(*operands: Any) -> tuple[Node, Node, Node, Node]:
+    return _embedding_bag(False, *operands)
+
+
+def _embedding_bag(
+    keeps_for_backward: bool,
     weight: Node,
     indices: Node,
     offsets: Node,
@@ -119,23 +151,26 @@ def embedding_bag(
     per_sample_weights: Node | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-    *,
-    results: Sequence[TensorType],
 ) -> tuple[Node, Node, Node, Node]:
-    if mode not in (SUM, MEAN) or not _has_bags(indices, results[0].shape[0]):
+    count = offsets.shape[0] - int(include_last_offset)
+    if mode not in (SUM, MEAN) or not _has_bags(indices, count):
         return NotImplemented
-    bags = _bags(indices, offsets, weight.shape[0], results[0].shape[0], weight.dtype, padding_idx)
+    bags = _bags(indices, offsets, weight.shape[0], count, weight.dtype, padding_idx)
     dtype = compute_dtype(weight.dtype)
     rows = build.cast(build.take(weight, bags.rows, 0), dtype)
     if per_sample_weights is not None:
         rows = rows * build.unsqueeze(build.cast(per_sample_weights, dtype), -1)
     summed = _summed(bags.of_members(rows), bags.bag, bags.count)
-    sizes = build.full(results[2].shape, 0, torch.int64)
+    noted, counted, _ = noted_shapes(
+        summed.shape, weight.dtype, indices.shape, offsets.shape, mode, padding_idx,
+        keeps_for_backward,
+    )  # fmt: skip
+    sizes = build.full(counted, 0, torch.int64)
     if mode == MEAN:
         sizes = _sizes(bags)
         summed = summed / build.cast(build.unsqueeze(build.maximum(sizes, 1), -1), dtype)
-    noted = bags.bag if results[1].shape == bags.bag.shape else build.full((0,), 0, torch.int64)
-    return summed, noted, sizes, sizes
+    of_indices = build.full((0,), 0, torch.int64) if noted == (0,) else bags.bag
+    return summed, of_indices, sizes, sizes
 
 
 def _has_bags(indices: Node, count: int) -> bool:
@@ -143,7 +178,7 @@ def _has_bags(indices: Node, count: int) -> bool:
 
 
 def _are_bags(grad: Node, indices: Node, offsets: Node, *others: Node | None) -> bool:
-    """Whether there are bags, all operands are flat, and `grad` has a row for each bag."""
+    """Return True if there are bags, all operands are flat, and `grad` has a row for each bag."""
     flat = [len(one.shape) == 1 for one in (indices, offsets, *others) if one is not None]
     if len(grad.shape) != 2 or not all(flat) or not _has_bags(indices, grad.shape[0]):
         return False

@@ -82,7 +82,7 @@ def _position(results: int, step: float, aligned: bool) -> Node:
 def _spans(
     size: int, results: int, step: float, aligned: bool, before: int, after: int
 ) -> tuple[tuple[int, int], ...]:
-    """Of each result: from `before` elements before its position to `after` behind."""
+    """Return each result's span: from `before` elements before its position to `after` behind."""
     found = []
     for i in range(results):
         at = i * step if aligned else (i + 0.5) * step - 0.5

@@ -102,7 +102,7 @@ def binary_cross_entropy_backward(
 ) -> Node:
     """(x - target) / max((1 - x) x, 1e-12)
 
-    It checks again: where nobody reads the loss, nothing of its formula is left.
+    It checks again: if the loss is not read, nothing of its formula is left.
     """
     if grad.shape not in ((), x.shape):
         return NotImplemented
@@ -148,14 +148,16 @@ def _class_weights(
     target = build.cast(target, torch.int64)
     ignored = build.eq(target, ignore_index)
     classes = x.shape[_class_dim(x)]
-    safe = checked(where(ignored, 0, target), classes, "Target {} is out of bounds.")
+    text = f"Target {{}} is out of bounds.\nA target names one of {classes} classes, from 0."
+    safe = checked(where(ignored, 0, target), classes, text)
     if weight is None:
         return safe, where(ignored, 0.0, build.full(target.shape, 1.0, x.dtype))
     chosen = build.take(build.cast(weight, x.dtype), safe, 0)
     return safe, where(ignored, 0.0, chosen)
 
 
-def _nll_forward(
+@traces("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss_forward(
     x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
 ) -> tuple[Node, Node]:
     """(loss, total weight): -x at the target class, times its weight."""
@@ -173,20 +175,6 @@ def _nll_forward(
         return loss, build.full((), 0.0, x.dtype)
     loss = build.sum_of(loss)
     return (loss / total if reduction == MEAN else loss), total
-
-
-@traces("aten::nll_loss_forward")
-def nll_loss_forward(
-    x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
-) -> tuple[Node, Node]:
-    return _nll_forward(x, target, weight, reduction, ignore_index)
-
-
-@traces("aten::nll_loss2d_forward")
-def nll_loss2d_forward(
-    x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
-) -> tuple[Node, Node]:
-    return _nll_forward(x, target, weight, reduction, ignore_index)
 
 
 @traces("aten::nll_loss_backward", "aten::nll_loss2d_backward")
@@ -214,7 +202,7 @@ def nll_loss_backward(
 
 
 def _is_class(x: Node, target: Node, dim: int) -> Node:
-    """Where the class in dimension `dim` of x is the target's.
+    """Return a mask of the target's class in dimension `dim` of x.
 
     A comparison for each class fuses with what comes before and after; a lookup would not.
     """

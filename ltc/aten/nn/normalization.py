@@ -10,7 +10,6 @@ from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.node import Node, Operand, like
-from ltc.ir.tensor_type import TensorType
 from ltc.support.sizes.extent import Extent, Size
 
 
@@ -27,7 +26,7 @@ def _flat(operand: Node | None) -> Node | None:
 
 
 def _is_per_channel(channels: Size, *statistics: Node | None) -> bool:
-    """Whether each is [C], as torch's kernels want statistics to be."""
+    """Return True if each is [C], as torch's kernels want statistics to be."""
     return all(one is None or one.shape == (channels,) for one in statistics)
 
 
@@ -109,11 +108,9 @@ def _unbiased(variance: Node, count: Size) -> Node:
     return variance * (count / (count - 1))
 
 
-def _saved(node: Node | None, recorded: Any) -> Node:
-    """A saved statistic; where none is saved, nothing (or zeros) of the recorded shape."""
-    if node is None:
-        return build.full(recorded.shape, 0, recorded.dtype)
-    return node
+def _saved(statistic: Node | None, x: Node) -> Node:
+    """A saved statistic, without elements where none is saved."""
+    return build.full((0,), 0, x.dtype) if statistic is None else statistic
 
 
 @traces("aten::_native_batch_norm_legit_functional")
@@ -126,14 +123,12 @@ def batch_norm_functional(
     training: bool,
     momentum: Operand,
     eps: Operand,
-    *,
-    results: Sequence[TensorType],
 ) -> tuple[Node | None, Node, Node, Node | None, Node | None]:
     made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     if made is None:
         return NotImplemented
     y, mean, inverse, new_mean, new_var = made
-    return y, _saved(mean, results[1]), _saved(inverse, results[2]), new_mean, new_var
+    return y, _saved(mean, x), _saved(inverse, x), new_mean, new_var
 
 
 @traces("aten::_native_batch_norm_legit")
@@ -146,15 +141,13 @@ def batch_norm_updating(
     training: bool,
     momentum: Operand,
     eps: Operand,
-    *,
-    results: Sequence[TensorType],
 ) -> tuple[Node | None, Node | None, Node | None, Node, Node]:
     """The running statistics come first: they are arguments that the overload writes to."""
     made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     if made is None:
         return NotImplemented
     y, mean, inverse, new_mean, new_var = made
-    return new_mean, new_var, y, _saved(mean, results[3]), _saved(inverse, results[4])
+    return new_mean, new_var, y, _saved(mean, x), _saved(inverse, x)
 
 
 @traces("aten::_native_batch_norm_legit.no_stats")
@@ -174,13 +167,11 @@ def batch_norm_evaluating(
     running_var: Node,
     momentum: Operand,
     eps: Operand,
-    *,
-    results: Sequence[TensorType],
 ) -> tuple[Node | None, Node, Node]:
     made = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
     if made is None:
         return NotImplemented
-    return made[0], _saved(None, results[1]), _saved(None, results[2])
+    return made[0], _saved(None, x), _saved(None, x)
 
 
 @traces("aten::native_batch_norm")
@@ -193,16 +184,14 @@ def native_batch_norm(
     training: bool,
     momentum: Operand,
     eps: Operand,
-    *,
-    results: Sequence[TensorType],
 ) -> tuple[Node | None, Node, Node]:
-    """Where its results alone are recorded: with statistics to update, another overload is."""
+    """The overload without statistics to update; with them, another one is recorded."""
     if training and running_mean is not None:
         return NotImplemented
     made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     if made is None:
         return NotImplemented
-    return made[0], _saved(made[1], results[1]), _saved(made[2], results[2])
+    return made[0], _saved(made[1], x), _saved(made[2], x)
 
 
 @traces("aten::native_batch_norm_backward", alike=("grad", "x"))
@@ -251,15 +240,20 @@ def native_batch_norm_backward(
 # --- layer normalization -------------------------------------------------------------------------
 
 
+def _are_of(shape: tuple[int, ...], *parameters: Node | None) -> bool:
+    return all(p is None or p.shape == shape for p in parameters)
+
+
 @traces("aten::native_layer_norm")
 def native_layer_norm(
     x: Node, normalized_shape: Sequence[int], weight: Node | None, bias: Node | None, eps: Operand
 ) -> tuple[Node, Node, Node]:
     """(y, mean, inverse deviation) over the last dimensions.  Source: arXiv:1607.06450."""
-    if not x.size:
+    split, normalized = len(x.shape) - len(normalized_shape), tuple(normalized_shape)
+    if not x.size or x.shape[split:] != normalized or not _are_of(normalized, weight, bias):
         return NotImplemented
     x, weight, bias = _computed(x, weight, bias)
-    dims = range(len(x.shape) - len(normalized_shape), len(x.shape))
+    dims = range(split, len(x.shape))
     mean = build.mean_of(x, dims, keepdim=True)
     distance = x - mean
     inverse = 1.0 / build.sqrt(build.mean_of(distance * distance, dims, keepdim=True) + eps)
@@ -280,8 +274,10 @@ def native_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:
     """With h the normalized x, g its gradient: dx = rstd * (g - mean(g) - h * mean(g * h))."""
-    split = len(x.shape) - len(normalized_shape)
-    kept = (*x.shape[:split], *(1,) * len(normalized_shape))
+    split, normalized = len(x.shape) - len(normalized_shape), tuple(normalized_shape)
+    kept = (*x.shape[:split], *(1,) * len(normalized))
+    if x.shape[split:] != normalized or not _are_of(normalized, weight, bias):
+        return NotImplemented
     if not x.size or mean.shape != kept or rstd.shape != kept:
         return NotImplemented
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
@@ -339,7 +335,7 @@ def native_group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:
-    """As of a layer norm over each group, the weight being one of each channel."""
+    """Compute as for a layer norm over each group, the weight being one of each channel."""
     shape, rank = x.shape, len(x.shape)
     if not x.size or shape[:2] != (N, C) or not _is_per_channel(C, weight):
         return NotImplemented

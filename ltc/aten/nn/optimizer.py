@@ -122,7 +122,7 @@ def adam(
     decay: Operand | None, weight: Operand, beta2: Operand, rest: Operand, step_size: Operand,
     root: Operand, eps: Operand, amsgrad: bool, maximize: bool, decoupled: bool,
 ) -> list[Updated]:  # fmt: skip
-    """As device/ops/adam_overload.py has it for lists, for one parameter after the other."""
+    """Update as device/ops/adam_overload.py does for lists, one parameter after the other."""
     updated = []
     for i, (p, grad, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs)):
         grad = pointwise.neg(grad) if maximize else grad

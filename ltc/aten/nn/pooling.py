@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ltc.aten.nn.interpolation import averages
@@ -10,8 +10,8 @@ from ltc.aten.nn.resampling import resampled, transposed
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
+from ltc.ir.infer import window_extent
 from ltc.ir.node import Node, make
-from ltc.ir.tensor_type import TensorType
 
 
 def _each(values: Any, rank: int) -> tuple[int, ...]:
@@ -34,45 +34,78 @@ def _batched(x: Node, rank: int) -> Node:
     return x if len(x.shape) == rank + 2 else build.unsqueeze(x, 0)
 
 
-def _max_pool(rank: int, x: Node, window: dict[Any, Any], results: Any) -> Any:
-    if not x.size or not results[0].size or not x.dtype.is_floating_point:
+def _pooled_shape(x: Node, window: dict[Any, Any], ceil_mode: bool) -> tuple[Any, ...]:
+    """The shape of what windows give of an operand, with a batch or without one.
+
+    With `ceil_mode` the last window may reach beyond the padded operand; it begins inside.
+    """
+    rank = len(window["kernel"])
+    shape = list(x.shape[:-rank])
+    dilation = window.get("dilation", (1,) * rank)
+    each = zip(x.shape[-rank:], window["kernel"], window["stride"], window["padding"], dilation)
+    for extent, k, s, p, d in each:
+        windows = window_extent(extent, k, s, p, p + (s - 1 if ceil_mode else 0), d)
+        if ceil_mode and (windows - 1) * s >= extent + p:
+            windows -= 1
+        shape.append(windows)
+    return tuple(shape)
+
+
+def _are_pooled(x: Node, window: dict[Any, Any], ceil_mode: bool, *others: Node) -> bool:
+    """Return True if the others have the shape of the pooled x."""
+    ranks = {len(x.shape), *[len(other.shape) for other in others]}
+    shape = _pooled_shape(x, window, ceil_mode)
+    return len(ranks) == 1 and all(other.shape == shape for other in others)
+
+
+def _traces_ranks(*overloads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the function below, whose first argument is the rank, the rule for 2 and 3 dimensions."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for rank, overload in enumerate(overloads, 2):
+            traces(overload)(_at_rank(function, rank))
+        return function
+
+    return register
+
+
+def _at_rank(function: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    return lambda *given, **named: function(rank, *given, **named)
+
+
+@_traces_ranks("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
+def max_pool(
+    rank: int,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    window = _window(rank, kernel_size, stride, padding, dilation)
+    shape = _pooled_shape(x, window, ceil_mode)
+    if not x.size or not all(n > 0 for n in shape) or not x.dtype.is_floating_point:
         return NotImplemented
     batched = _batched(x, rank)
-    shape = (*batched.shape[:2], *results[0].shape[-rank:])
-    pooled = make(ops.MAX_POOL, batched, shape=shape, **window)
-    return tuple(build.reshape(build.get(pooled, i), results[0].shape) for i in (0, 1))
+    pooled = make(ops.MAX_POOL, batched, shape=(*batched.shape[:2], *shape[-rank:]), **window)
+    return tuple(build.reshape(build.get(pooled, i), shape) for i in (0, 1))
 
 
-@traces("aten::max_pool2d_with_indices")
-def max_pool2d(
+@_traces_ranks("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
+def max_pool_backward(
+    rank: int,
+    grad: Node,
     x: Node,
     kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    *,
-    results: Sequence[TensorType],
-) -> Node:
-    return _max_pool(2, x, _window(2, kernel_size, stride, padding, dilation), results)
-
-
-@traces("aten::max_pool3d_with_indices")
-def max_pool3d(
-    x: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    *,
-    results: Sequence[TensorType],
-) -> Node:
-    return _max_pool(3, x, _window(3, kernel_size, stride, padding, dilation), results)
-
-
-def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
-    if not x.size or not grad.size:
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Node,
+) -> Any:
+    window = _window(rank, kernel_size, stride, padding, dilation)
+    if not x.size or not grad.size or not _are_pooled(x, window, ceil_mode, grad, indices):
         return NotImplemented
     shape = _batched(x, rank).shape
     grad = build.cast(grad, compute_dtype(grad.dtype))
@@ -80,110 +113,48 @@ def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
     return build.reshape(made, x.shape)
 
 
-@traces("aten::max_pool2d_with_indices_backward")
-def max_pool2d_backward(
-    grad: Node,
-    x: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Node,
-) -> Node:
-    return _max_pool_backward(2, grad, x, indices)
-
-
-@traces("aten::max_pool3d_with_indices_backward")
-def max_pool3d_backward(
-    grad: Node,
-    x: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Node,
-) -> Node:
-    return _max_pool_backward(3, grad, x, indices)
-
-
 def _average_attributes(count_include_pad: bool, divisor_override: int | None) -> dict[Any, Any]:
     return {"count_padding": bool(count_include_pad), "divisor": divisor_override or 0}
 
 
-def _average_pool(
-    rank: int, x: Node, window: dict[Any, Any], options: dict[Any, Any], results: Any
-) -> Any:
+@_traces_ranks("aten::avg_pool2d", "aten::avg_pool3d")
+def average_pool(
+    rank: int, x: Node, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    window = _window(rank, kernel_size, stride, padding)
+    options = _average_attributes(count_include_pad, divisor_override)
     if not x.size or not x.dtype.is_floating_point:
         return NotImplemented
-    batched = _batched(x, rank)
-    shape = (*batched.shape[:2], *results[0].shape[-rank:])
-    pooled = make(ops.AVERAGE_POOL, batched, shape=shape, **window, **options)
-    return build.reshape(pooled, results[0].shape)
+    batched, shape = _batched(x, rank), _pooled_shape(x, window, ceil_mode)
+    if not all(n > 0 for n in shape):
+        return NotImplemented
+    of_batch = (*batched.shape[:2], *shape[-rank:])
+    pooled = make(ops.AVERAGE_POOL, batched, shape=of_batch, **window, **options)
+    return build.reshape(pooled, shape)
 
 
-@traces("aten::avg_pool2d")
-def avg_pool2d(
-    x: Node, kernel_size: Sequence[int], stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
-    divisor_override: int | None = None, *, results: Sequence[TensorType],
-) -> Node:  # fmt: skip
-    window = _window(2, kernel_size, stride, padding)
-    options = _average_attributes(count_include_pad, divisor_override)
-    return _average_pool(2, x, window, options, results)
-
-
-@traces("aten::avg_pool3d")
-def avg_pool3d(
-    x: Node, kernel_size: Sequence[int], stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
-    divisor_override: int | None = None, *, results: Sequence[TensorType],
-) -> Node:  # fmt: skip
-    window = _window(3, kernel_size, stride, padding)
-    options = _average_attributes(count_include_pad, divisor_override)
-    return _average_pool(3, x, window, options, results)
-
-
-def _average_pool_backward(
-    rank: int, grad: Node, x: Node, window: dict[Any, Any], options: dict[Any, Any]
+@_traces_ranks("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
+def average_pool_backward(
+    rank: int,
+    grad: Node,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
 ) -> Any:
-    if not x.size or not grad.size:
+    options = _average_attributes(count_include_pad, divisor_override)
+    window = _window(rank, kernel_size, stride, padding)
+    if not x.size or not grad.size or not _are_pooled(x, window, ceil_mode, grad):
         return NotImplemented
     shape = _batched(x, rank).shape
     grad = build.cast(grad, compute_dtype(grad.dtype))
     made = make(ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options)
     return build.reshape(made, x.shape)
-
-
-@traces("aten::avg_pool2d_backward")
-def avg_pool2d_backward(
-    grad: Node,
-    x: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Node:
-    options = _average_attributes(count_include_pad, divisor_override)
-    return _average_pool_backward(2, grad, x, _window(2, kernel_size, stride, padding), options)
-
-
-@traces("aten::avg_pool3d_backward")
-def avg_pool3d_backward(
-    grad: Node,
-    x: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Node:
-    options = _average_attributes(count_include_pad, divisor_override)
-    return _average_pool_backward(3, grad, x, _window(3, kernel_size, stride, padding), options)
 
 
 def _without_overlap(x: Node, sizes: Sequence[int]) -> Node:
@@ -202,14 +173,12 @@ def _inner_dims(rank: int, sizes: Sequence[int]) -> list[int]:
 
 
 @traces("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
-def adaptive_avg_pool(
-    x: Node, output_size: Sequence[int], *, results: Sequence[TensorType]
-) -> Node:
+def adaptive_avg_pool(x: Node, output_size: Sequence[int]) -> Node:
     """Means over windows that cover each dimension, with as little overlap as can be."""
-    if not x.size or not results[0].size or not x.dtype.is_floating_point:
+    if not x.size or not all(output_size) or not x.dtype.is_floating_point:
         return NotImplemented
-    shape = results[0].shape
-    sizes = shape[-len(output_size) :]
+    sizes = tuple(output_size)
+    shape = (*x.shape[: -len(sizes)], *sizes)
     x = build.cast(x, compute_dtype(x.dtype))
     x = build.mean_of(_without_overlap(x, sizes), _inner_dims(len(x.shape), sizes))
     for dim, m in enumerate(shape):

@@ -22,7 +22,7 @@ _Parts = tuple[Node, Node]  # (the rounded values, whether each was in the range
 
 
 def _exact_dtype(x: Node, low: int, high: int) -> torch.dtype:
-    """What holds each difference of two whole numbers from `low` to `high`."""
+    """Return the dtype that holds each difference of two whole numbers from `low` to `high`."""
     is_narrow = low >= -_EXACT and high <= _EXACT and x.dtype != torch.float64
     return torch.float32 if is_narrow else torch.float64
 
@@ -32,7 +32,7 @@ def _within(q: Node, low: int, high: int) -> Node:
 
 
 def _clamped(q: Node, low: int, high: int) -> Node:
-    """What is no number becomes the least."""
+    """Clamp to the range; NaN becomes the least."""
     return where(q >= float(low), where(q <= float(high), q, float(high)), float(low))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ Sizes = Sequence[int]
 
 
 def _table(sizes: Sizes) -> list[Node]:
-    """How many sequences each step has, as an operand; none where all steps have all."""
+    """Return the sequences of each step, as an operand; none if all steps have all."""
     runs = [(size, len(list(equal))) for size, equal in groupby(sizes)]
     parts = [build.full((count,), size, torch.int64) for size, count in runs]
     return [build.concat(parts, 0)] if parts else []
@@ -40,82 +41,22 @@ def _made(
     return tuple(build.get(node, k) for k in range(len(node.type)))
 
 
-@traces(f"{RECURRENCE}.lstm")
-def recurrence_of_lstm(
-    pre: Node, weight: Node, hidden: Node, cell: Node, sizes: Sizes, reverse: bool
-) -> tuple[Node, ...]:
-    """Outputs, last hidden state, last cell state, gates, cell states."""
-    operands = (pre, weight, hidden, cell)
-    return _made(ops.RECURRENCE, pre, hidden.shape[0], operands, "lstm", sizes, reverse)
+def _trace(overload: str, op: ops.Op, cell: str) -> None:
+    """Make the rule of an overload: its operands, then `sizes` and `reverse`.
+
+    The cell of a plain layer is the last operand of all: "tanh" or "relu".
+    """
+
+    def rule(rows: Node, *given: Any) -> tuple[Node, ...]:
+        *operands, sizes, reverse = given
+        # Of a gradient the last state's gradient, which comes second, is of as many sequences.
+        batch = operands[0 if op is ops.RECURRENCE_GRADIENT else 1].shape[0]
+        kind = operands.pop() if cell == "elman" else cell
+        return _made(op, rows, batch, [rows, *operands], kind, sizes, reverse)
+
+    traces(f"{overload}.{cell}")(rule)
 
 
-@traces(f"{RECURRENCE}.gru")
-def recurrence_of_gru(
-    pre: Node, weight: Node, hidden: Node, bias: Node, sizes: Sizes, reverse: bool
-) -> tuple[Node, ...]:
-    """Outputs, last hidden state, gates."""
-    operands = (pre, weight, hidden, bias)
-    return _made(ops.RECURRENCE, pre, hidden.shape[0], operands, "gru", sizes, reverse)
-
-
-@traces(f"{RECURRENCE}.elman")
-def recurrence_of_elman(
-    pre: Node, weight: Node, hidden: Node, function: str, sizes: Sizes, reverse: bool
-) -> tuple[Node, ...]:
-    """Outputs, last hidden state; the function is "tanh" or "relu"."""
-    operands = (pre, weight, hidden)
-    return _made(ops.RECURRENCE, pre, hidden.shape[0], operands, function, sizes, reverse)
-
-
-@traces(f"{GRADIENT}.lstm")
-def recurrence_gradient_of_lstm(
-    gradient: Node,
-    last: Node,
-    weight: Node,
-    hidden: Node,
-    outputs: Node,
-    last_cell: Node,
-    cell: Node,
-    gates: Node,
-    cells: Node,
-    sizes: Sizes,
-    reverse: bool,
-) -> tuple[Node, ...]:
-    """Gradients of `pre` and of the hidden state, hidden states before, the cell state's."""
-    operands = (gradient, last, weight, hidden, outputs, last_cell, cell, gates, cells)
-    batch = hidden.shape[0]
-    return _made(ops.RECURRENCE_GRADIENT, gradient, batch, operands, "lstm", sizes, reverse)
-
-
-@traces(f"{GRADIENT}.gru")
-def recurrence_gradient_of_gru(
-    gradient: Node,
-    last: Node,
-    weight: Node,
-    hidden: Node,
-    outputs: Node,
-    gates: Node,
-    sizes: Sizes,
-    reverse: bool,
-) -> tuple[Node, ...]:
-    """Gradients of `pre` and of the hidden state, hidden states before, that of weight @ state."""
-    operands = (gradient, last, weight, hidden, outputs, gates)
-    batch = hidden.shape[0]
-    return _made(ops.RECURRENCE_GRADIENT, gradient, batch, operands, "gru", sizes, reverse)
-
-
-@traces(f"{GRADIENT}.elman")
-def recurrence_gradient_of_elman(
-    gradient: Node,
-    last: Node,
-    weight: Node,
-    hidden: Node,
-    outputs: Node,
-    function: str,
-    sizes: Sizes,
-    reverse: bool,
-) -> tuple[Node, ...]:
-    """Gradients of `pre` and of the hidden state, hidden states before."""
-    operands = (gradient, last, weight, hidden, outputs)
-    batch = hidden.shape[0]
-    return _made(ops.RECURRENCE_GRADIENT, gradient, batch, operands, function, sizes, reverse)
+for _cell in ("lstm", "gru", "elman"):
+    _trace(RECURRENCE, ops.RECURRENCE, _cell)
+    _trace(GRADIENT, ops.RECURRENCE_GRADIENT, _cell)

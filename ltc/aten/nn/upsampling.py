@@ -5,7 +5,8 @@ What is computed is as the CPU has it: positions of neighbours as formulas of wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from ltc.ir.node import Node
 Sizes = Sequence[int]
 Factor = float | None  # by which a dimension grows; None: as its sizes say
 
-_TRIANGLES, _KEYS = antialiased(triangle, 1.0), antialiased(keys, 2.0)
+_FACTORS = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
 
 
 def _resized(
@@ -44,7 +45,7 @@ def _resized(
         if x.shape[dim] == 1:
             x = build.expand(x, (*x.shape[:dim], size, *x.shape[dim + 1 :]))
             continue
-        taps = table(x.shape[dim], size, aligned, factor)
+        taps = table(int(x.shape[dim]), int(size), aligned, factor)  # one for each pair of sizes
         x = x if taps is None else resampled(x, dim, taps)
     return x
 
@@ -61,277 +62,82 @@ def _resized_back(table: Table, grad: Node, shape: Sizes, aligned: bool, *factor
             grad = build.cast(grad, compute_dtype(grad.dtype))
             grad = build.sum_of(grad, dim, keepdim=True)
             continue
-        taps = table(size, grad.shape[dim], aligned, factor)
+        taps = table(int(size), int(grad.shape[dim]), aligned, factor)
         grad = grad if taps is None else resampled(grad, dim, transposed(taps))
     return grad
 
 
+def _trace(name: str, rank: int, resize: Callable[..., Any], back: Callable[..., Any]) -> None:
+    """Make the rules of an overload and of its gradient; both are given a factor for each dimension."""
+    names = _FACTORS[rank]
+
+    def with_factors(rule: Callable[..., Any], count: int) -> Callable[..., Node]:
+        def made(*given: Any, **named: Any) -> Node:
+            factors = [*given[count:], *[named.get(name) for name in names[len(given) - count :]]]
+            resized: Node = rule(*given[:count], factors)
+            return resized
+
+        return made
+
+    aligns = int("nearest" not in name)  # these have the argument align_corners
+    for overload, rule, count in ((name, resize, 2), (f"{name}_backward", back, 3)):
+        traces(f"aten::{overload}", static=dict.fromkeys(names))(with_factors(rule, count + aligns))
+
+
 # --- nearest ---------------------------------------------------------------------------------------
-
-
-def _nearest(x: Node, sizes: Sizes, *factors: Factor) -> Node:
-    return _resized(nearest(0.0, _position_dtype(x)), x, sizes, False, *factors, moves=True)
-
-
-def _nearest_exact(x: Node, sizes: Sizes, *factors: Factor) -> Node:
-    return _resized(nearest_center(_position_dtype(x)), x, sizes, False, *factors, moves=True)
 
 
 def _position_dtype(x: Node) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _nearest_back(grad: Node, shape: Sizes, shift: float, *factors: Factor) -> Node:
+def _nearest(x: Node, sizes: Sizes, factors: Sequence[Factor]) -> Node:
+    return _resized(nearest(0.0, _position_dtype(x)), x, sizes, False, *factors, moves=True)
+
+
+def _nearest_exact(x: Node, sizes: Sizes, factors: Sequence[Factor]) -> Node:
+    return _resized(nearest_center(_position_dtype(x)), x, sizes, False, *factors, moves=True)
+
+
+def _nearest_back(shift: float) -> Callable[..., Node]:
     """The CPU's positions are float32 here, whatever the gradient is."""
-    return _resized_back(nearest(shift, torch.float32), grad, shape, False, *factors)
+
+    def back(grad: Node, sizes: Sizes, shape: Sizes, factors: Sequence[Factor]) -> Node:
+        return _resized_back(nearest(shift, torch.float32), grad, shape, False, *factors)
+
+    return back
 
 
-@traces("aten::upsample_nearest1d", static={"scales": None})
-def upsample_nearest1d(x: Node, output_size: Sizes, scales: Factor = None) -> Node:
-    return _nearest(x, output_size, scales)
-
-
-@traces("aten::upsample_nearest1d_backward", static={"scales": None})
-def upsample_nearest1d_backward(
-    grad: Node, output_size: Sizes, input_size: Sizes, scales: Factor = None
-) -> Node:
-    return _nearest_back(grad, input_size, 0.0, scales)
-
-
-@traces("aten::upsample_nearest2d", static={"scales_h": None, "scales_w": None})
-def upsample_nearest2d(
-    x: Node, output_size: Sizes, scales_h: Factor = None, scales_w: Factor = None
-) -> Node:
-    return _nearest(x, output_size, scales_h, scales_w)
-
-
-@traces("aten::upsample_nearest2d_backward", static={"scales_h": None, "scales_w": None})
-def upsample_nearest2d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest_back(grad, input_size, 0.0, scales_h, scales_w)
-
-
-@traces("aten::upsample_nearest3d", static={"scales_d": None, "scales_h": None, "scales_w": None})
-def upsample_nearest3d(
-    x: Node,
-    output_size: Sizes,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest(x, output_size, scales_d, scales_h, scales_w)
-
-
-@traces(
-    "aten::upsample_nearest3d_backward",
-    static={"scales_d": None, "scales_h": None, "scales_w": None},
-)
-def upsample_nearest3d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest_back(grad, input_size, 0.0, scales_d, scales_h, scales_w)
-
-
-@traces("aten::_upsample_nearest_exact1d", static={"scales": None})
-def upsample_nearest_exact1d(x: Node, output_size: Sizes, scales: Factor = None) -> Node:
-    return _nearest_exact(x, output_size, scales)
-
-
-@traces("aten::_upsample_nearest_exact1d_backward", static={"scales": None})
-def upsample_nearest_exact1d_backward(
-    grad: Node, output_size: Sizes, input_size: Sizes, scales: Factor = None
-) -> Node:
-    return _nearest_back(grad, input_size, 0.5, scales)
-
-
-@traces("aten::_upsample_nearest_exact2d", static={"scales_h": None, "scales_w": None})
-def upsample_nearest_exact2d(
-    x: Node, output_size: Sizes, scales_h: Factor = None, scales_w: Factor = None
-) -> Node:
-    return _nearest_exact(x, output_size, scales_h, scales_w)
-
-
-@traces("aten::_upsample_nearest_exact2d_backward", static={"scales_h": None, "scales_w": None})
-def upsample_nearest_exact2d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest_back(grad, input_size, 0.5, scales_h, scales_w)
-
-
-@traces(
-    "aten::_upsample_nearest_exact3d", static={"scales_d": None, "scales_h": None, "scales_w": None}
-)
-def upsample_nearest_exact3d(
-    x: Node,
-    output_size: Sizes,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest_exact(x, output_size, scales_d, scales_h, scales_w)
-
-
-@traces(
-    "aten::_upsample_nearest_exact3d_backward",
-    static={"scales_d": None, "scales_h": None, "scales_w": None},
-)
-def upsample_nearest_exact3d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _nearest_back(grad, input_size, 0.5, scales_d, scales_h, scales_w)
+for _rank, _name, _name_of_exact in (
+    (1, "upsample_nearest1d", "_upsample_nearest_exact1d"),
+    (2, "upsample_nearest2d", "_upsample_nearest_exact2d"),
+    (3, "upsample_nearest3d", "_upsample_nearest_exact3d"),
+):
+    _trace(_name, _rank, _nearest, _nearest_back(0.0))
+    _trace(_name_of_exact, _rank, _nearest_exact, _nearest_back(0.5))
 
 
 # --- weighted sums ---------------------------------------------------------------------------------
 
 
-@traces("aten::upsample_linear1d", static={"scales": None})
-def upsample_linear1d(
-    x: Node, output_size: Sizes, align_corners: bool, scales: Factor = None
-) -> Node:
-    return _resized(linear, x, output_size, align_corners, scales)
+def _weighted(table: Table) -> tuple[Callable[..., Node], Callable[..., Node]]:
+    def resize(x: Node, sizes: Sizes, aligned: bool, factors: Sequence[Factor]) -> Node:
+        return _resized(table, x, sizes, aligned, *factors)
+
+    def back(
+        grad: Node, sizes: Sizes, shape: Sizes, aligned: bool, factors: Sequence[Factor]
+    ) -> Node:
+        return _resized_back(table, grad, shape, aligned, *factors)
+
+    return resize, back
 
 
-@traces("aten::upsample_linear1d_backward", static={"scales": None})
-def upsample_linear1d_backward(
-    grad: Node, output_size: Sizes, input_size: Sizes, align_corners: bool, scales: Factor = None
-) -> Node:
-    return _resized_back(linear, grad, input_size, align_corners, scales)
-
-
-@traces("aten::upsample_bilinear2d", static={"scales_h": None, "scales_w": None})
-def upsample_bilinear2d(
-    x: Node,
-    output_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized(linear, x, output_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::upsample_bilinear2d_backward", static={"scales_h": None, "scales_w": None})
-def upsample_bilinear2d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized_back(linear, grad, input_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::upsample_trilinear3d", static={"scales_d": None, "scales_h": None, "scales_w": None})
-def upsample_trilinear3d(
-    x: Node,
-    output_size: Sizes,
-    align_corners: bool,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized(linear, x, output_size, align_corners, scales_d, scales_h, scales_w)
-
-
-@traces(
-    "aten::upsample_trilinear3d_backward",
-    static={"scales_d": None, "scales_h": None, "scales_w": None},
-)
-def upsample_trilinear3d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    scales_d: Factor = None,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized_back(linear, grad, input_size, align_corners, scales_d, scales_h, scales_w)
-
-
-@traces("aten::upsample_bicubic2d", static={"scales_h": None, "scales_w": None})
-def upsample_bicubic2d(
-    x: Node,
-    output_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized(cubic, x, output_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::upsample_bicubic2d_backward", static={"scales_h": None, "scales_w": None})
-def upsample_bicubic2d_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized_back(cubic, grad, input_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::_upsample_bilinear2d_aa", static={"scales_h": None, "scales_w": None})
-def upsample_bilinear2d_aa(
-    x: Node,
-    output_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized(_TRIANGLES, x, output_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::_upsample_bilinear2d_aa_backward", static={"scales_h": None, "scales_w": None})
-def upsample_bilinear2d_aa_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized_back(_TRIANGLES, grad, input_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::_upsample_bicubic2d_aa", static={"scales_h": None, "scales_w": None})
-def upsample_bicubic2d_aa(
-    x: Node,
-    output_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized(_KEYS, x, output_size, align_corners, scales_h, scales_w)
-
-
-@traces("aten::_upsample_bicubic2d_aa_backward", static={"scales_h": None, "scales_w": None})
-def upsample_bicubic2d_aa_backward(
-    grad: Node,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    scales_h: Factor = None,
-    scales_w: Factor = None,
-) -> Node:
-    return _resized_back(_KEYS, grad, input_size, align_corners, scales_h, scales_w)
+for _name, _rank, _table in (
+    ("upsample_linear1d", 1, linear),
+    ("upsample_bilinear2d", 2, linear),
+    ("upsample_trilinear3d", 3, linear),
+    ("upsample_bicubic2d", 2, cubic),
+    ("_upsample_bilinear2d_aa", 2, antialiased(triangle, 1.0)),
+    ("_upsample_bicubic2d_aa", 2, antialiased(keys, 2.0)),
+):
+    _trace(_name, _rank, *_weighted(_table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,15 @@ from ltc.ir.node import Node, Operand
 from ltc.ir.tensor_type import TensorType
 
 
-def _filled(value: Any, results: Sequence[TensorType]) -> Node:
-    return build.full(results[0].shape, value, results[0].dtype)
+def _filled(shape: Any, value: Any, results: Sequence[TensorType]) -> Node:
+    return build.full(tuple(shape), value, results[0].dtype)
+
+
+def _shape_of(first: Sequence[int] | Node, rest: Sequence[Any]) -> Sequence[int]:
+    """The size that was given, behind a tensor or alone; the tensor's where none was given."""
+    if not isinstance(first, Node):
+        return first
+    return rest[0] if rest and isinstance(rest[0], (list, tuple)) else first.shape
 
 
 @traces(
@@ -23,14 +31,14 @@ def _filled(value: Any, results: Sequence[TensorType]) -> Node:
     "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided",
     "aten::zero", "aten::_efficientzerotensor", moves=True,
 )  # fmt: skip
-def zeros(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
-    """What `empty` leaves open is zero too: a program gives the same result each time."""
-    return _filled(0, results)
+def zeros(first: Sequence[int] | Node, *rest: Any, results: Sequence[TensorType], **_: Any) -> Node:
+    """Zeros; also for `empty`, so that a program gives the same result each time."""
+    return _filled(_shape_of(first, rest), 0, results)
 
 
 @traces("aten::ones", "aten::ones_like", "aten::new_ones", moves=True)
-def ones(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
-    return _filled(1, results)
+def ones(first: Sequence[int] | Node, *rest: Any, results: Sequence[TensorType], **_: Any) -> Node:
+    return _filled(_shape_of(first, rest), 1, results)
 
 
 @traces(
@@ -46,20 +54,20 @@ def full(
     **__: Any,
 ) -> Node:
     """new_full has the shape between the tensor and the value."""
-    return _filled(second if fill_value is None else fill_value, results)
+    shape = _shape_of(shape_or_tensor, (second,))
+    return _filled(shape, second if fill_value is None else fill_value, results)
 
 
 @traces("aten::scalar_tensor", moves=True)
 def scalar_tensor(value: Operand, *_: Any, results: Sequence[TensorType], **__: Any) -> Node:
-    return _filled(value, results)
+    return _filled((), value, results)
 
 
 @traces("aten::eye", "aten::eye.m")
-def eye(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
-    rows, columns = results[0].shape
-    if not rows or not columns:
-        return _filled(0, results)
-    shape = results[0].shape
+def eye(*extents: int, results: Sequence[TensorType], **_: Any) -> Node:
+    shape = extents[0], extents[-1]
+    if not all(shape):
+        return _filled(shape, 0, results)
     return build.eq(build.iota_along(shape, 0), build.iota_along(shape, 1))
 
 
@@ -74,14 +82,31 @@ def arange(
 ) -> Node:
     """start + i * step, computed in i64 for whole numbers and in f64 otherwise."""
     start = 0 if end is None else first
-    ((size,), dtype) = results[0].shape, results[0].dtype
-    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
+    end, dtype = first if end is None else end, results[0].dtype
+    if isinstance(start, _NO_BOUND) or isinstance(end, _NO_BOUND) or isinstance(step, _NO_BOUND):
         return NotImplemented
     if dtype.is_floating_point:
-        return build.iota(size, torch.float64) * float(step) + float(start)
+        return build.iota(_count(start, end, step), torch.float64) * float(step) + float(start)
     if not float(start).is_integer() or not float(step).is_integer():
         return NotImplemented
+    size = _count(start, _whole(end) if dtype == torch.int64 else end, step)
     return build.iota(size) * int(step) + int(start)
+
+
+_NO_BOUND = (Node, complex)
+
+
+def _whole(number: float) -> Any:
+    return int(number) if isinstance(number, float) else number
+
+
+def _count(start: float, end: float, step: float) -> Any:
+    """Return how many numbers lie from start on before end; an expression if a bound is one."""
+    bounds = start, end, step
+    if any(isinstance(n, float) and not n.is_integer() for n in bounds):
+        return math.ceil((end - start) / step)
+    start, end, step = map(_whole, bounds)
+    return -((start - end) // step)
 
 
 @traces(
@@ -96,7 +121,7 @@ def linspace(
     if not dtype.is_floating_point or any(isinstance(n, complex) for n in (start, end)):
         return NotImplemented
     if steps < 2:
-        return build.full(results[0].shape, start, dtype)
+        return build.full((steps,), start, dtype)
     if isinstance(start, Node) or isinstance(end, Node):
         first, last = (build.full((), n, torch.float64) for n in (start, end))
         start, end = build.cast(first, dtype), build.cast(last, dtype)

@@ -49,7 +49,10 @@ def _added(op: ops.Op, base: Node, index: Node, new: Node, dim: int) -> Node:
     return make(op, base, index, new, dim=dim, mode="add")
 
 
-_IN_SELF = "index out of range in self"
+def _in_self(index: Node, x: Node, dim: int) -> Node:
+    """An index of `x` along `dim`, in torch's words for embedding and index_select; then our own."""
+    text = f"index out of range in self\n{_outside(dim, x.shape[dim])}"
+    return checked(index, x.shape[dim], text)
 
 
 @traces("aten::index_select", moves=True)
@@ -57,7 +60,7 @@ def index_select(x: Node, dim: int, index: Node) -> Node:
     if not x.shape:
         return NotImplemented
     dim = build.dim_of(x, dim)
-    index = checked(build.reshape(index, (-1,)), x.shape[dim], _IN_SELF)
+    index = _in_self(build.reshape(index, (-1,)), x, dim)
     return build.take(x, index, dim)
 
 
@@ -69,7 +72,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
-    return build.take(weight, checked(indices, weight.shape[0], _IN_SELF), 0)
+    return build.take(weight, _in_self(indices, weight, 0), 0)
 
 
 @traces("aten::embedding_dense_backward")
@@ -80,7 +83,8 @@ def embedding_dense_backward(
     if grad.shape[:-1] != indices.shape:
         return NotImplemented
     grad = build.cast(grad, compute_dtype(grad.dtype))
-    indices = checked(indices, num_weights, _IN_SELF)
+    text = f"index out of range in self\n{_outside(0, num_weights)}"
+    indices = checked(indices, num_weights, text)
     if scale_grad_by_freq:
         zeros, ones = (
             build.full(shape, n, torch.int64)
@@ -164,7 +168,7 @@ _REDUCED_BY = {
 def scatter_reduce(
     x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool = True
 ) -> Node:
-    """What is written to, and is not to take part, holds at first what changes nothing."""
+    """Reduce into x; elements that are not to take part begin as the reduction's neutral value."""
     mode, is_float = _REDUCED_BY.get(reduce), x.dtype.is_floating_point
     if mode is None or x.dtype == torch.bool or (reduce == "mean" and not is_float):
         return NotImplemented
@@ -182,7 +186,7 @@ def scatter_reduce(
 
 
 def _nothing_reduced(reduce: str, dtype: torch.dtype) -> float:
-    """What a reduction may begin with and give the same."""
+    """Return the neutral value of a reduction."""
     if reduce == "prod":
         return 1
     if reduce in ("sum", "mean"):
@@ -201,7 +205,7 @@ def index_add(x: Node, dim: int, index: Node, source: Node, alpha: Operand = 1) 
         return x  # the CPU looks at no index then, not even at one that is wrong
     source = build.cast(source, compute_dtype(x.dtype)) * alpha
     dim = build.dim_of(x, dim)
-    index = checked(build.reshape(index, (-1,)), x.shape[dim], _IN_SELF)
+    index = _in_self(build.reshape(index, (-1,)), x, dim)
     return _added(ops.PUT, x, index, source, dim)
 
 
@@ -241,11 +245,12 @@ def one_hot(x: Node, classes: int) -> Node:
 
 
 def _plan(x: Node, indices: Sequence[Node | None]) -> tuple[list[int], Node, list[int]] | None:
-    """How to read x[indices] as one lookup.
+    """Plan the reading of x[indices] as one lookup.
 
-    return  the dimensions that are indexed, as they should be brought together in front or left in
-            place; the positions in those dimensions flattened; where the lookup's own dimensions
-            go in the result. None where an index is a mask or the like.
+    Returns:
+        The dimensions that are indexed, as they should be brought together in front or left in
+        place; the positions in those dimensions flattened; where the lookup's own dimensions go in
+        the result. None where an index is a mask or the like.
     """
     used = {d: index for d, index in enumerate(indices) if index is not None}
     if not used or any(index.dtype not in INDEX_DTYPES for index in used.values()):
@@ -290,7 +295,7 @@ def index(x: Node, indices: Sequence[Node | None]) -> Node:
 
 
 def _reads_nothing(flat: Node, dim: int, shape: Sequence[int]) -> bool:
-    """Whether the CPU looks at no index, not even at one that is wrong: there is no element.
+    """Return True if the CPU checks no index, not even a wrong one: there is no element.
 
     Of a dimension without any, it refuses every index nevertheless.
     """
@@ -351,9 +356,10 @@ _FEW = 1 << 16  # elements that are written anew sooner than PyTorch's kernel is
 def _put_each(x: Node, first: int, mask: Node, values: Node, at: int, accumulate: bool) -> Node:
     """x[:, mask] = values, with one for each element that the mask selects: see above.
 
-    at  the dimension of the selected ones among those of `values`
-
     All of x is written, so it is to be small, or to begin with one number, as a gradient does.
+
+    Args:
+        at: The dimension of the selected ones among those of `values`.
     """
     last = first + len(mask.shape)
     before, rest, count = x.shape[:first], x.shape[last:], values.shape[at]
@@ -361,6 +367,8 @@ def _put_each(x: Node, first: int, mask: Node, values: Node, at: int, accumulate
     is_sum_of_bools = accumulate and x.dtype == torch.bool
     if not fits or is_sum_of_bools or not (_is_one_number(x) or x.size <= _FEW):
         return NotImplemented
+    if count == 0:
+        return NotImplemented  # of no values none can be taken: sizes that are symbols get a guard
     chosen = build.reshape(mask, (-1,))
     so_far = make(ops.CUMSUM, build.cast(chosen, torch.int64), dim=0)
     size = chosen.shape[0]

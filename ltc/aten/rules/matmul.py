@@ -76,7 +76,7 @@ def _blend(x: Node, product: Node, beta: Any, alpha: Any) -> Node:
 
 
 def _is_not(number: Any, value: int) -> bool:
-    """Whether `number` may be something other than `value`: a lifted one always may."""
+    """Return True if `number` may be something other than `value`: a lifted one always may."""
     return isinstance(number, Node) or number != value
 
 

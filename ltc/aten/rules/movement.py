@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -54,7 +57,7 @@ def expand(x: Node, size: Sequence[int], implicit: bool = False) -> Node:
 
 
 def _bounds(extent: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Where a Python slice starts and ends, inside 0..extent."""
+    """Return where a Python slice starts and ends, inside 0..extent."""
     low = 0 if start is None else start
     high = extent if end is None else end
     low = min(max(low + extent if low < 0 else low, 0), extent)
@@ -72,7 +75,8 @@ def slice_tensor(
 
 @traces("aten::select.int", "aten::select_copy.int", moves=True)
 def select(x: Node, dim: int, index: int) -> Node:
-    return build.select(x, dim, index)
+    extent = x.shape[build.dim_of(x, dim)]
+    return build.select(x, dim, index) if -extent <= index < extent else NotImplemented
 
 
 @traces("aten::squeeze", "aten::squeeze_copy", moves=True)
@@ -109,6 +113,8 @@ def split(x: Node, split_size: int, dim: int = 0) -> list[Node]:
 
 @traces("aten::split_with_sizes", "aten::split_with_sizes_copy", moves=True)
 def split_with_sizes(x: Node, split_sizes: Sequence[int], dim: int = 0) -> list[Node]:
+    if sum(split_sizes) != x.shape[build.dim_of(x, dim)]:
+        return NotImplemented
     starts = [sum(split_sizes[:i]) for i in range(len(split_sizes))]
     return [build.slice_dim(x, dim, s, s + n) for s, n in zip(starts, split_sizes)]
 
@@ -177,7 +183,7 @@ def _parts_of_one_way_back(chain: Sequence[View]) -> list[list[View]]:
 
 
 def _view(base: Node, step: View) -> Node:
-    """What the view selects from `base`."""
+    """Return the part of `base` that the view selects."""
     overload, args, kwargs, index = step
     name = name_of_overload(overload)
     rule = rule_of(name)
@@ -319,11 +325,22 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Node:
+    if not _has_shape(src, slice_tensor(x, dim, start, end, step).shape):
+        return NotImplemented
     return _back_from_slice(x, build.cast(src, x.dtype), dim, start, end, step)
+
+
+def _has_shape(x: Node, shape: tuple[int, ...]) -> bool:
+    return len(x.shape) == len(shape) and x.shape == shape
 
 
 @traces("aten::select_scatter", moves=True)
 def select_scatter(x: Node, src: Node, dim: int, index: int) -> Node:
+    axis = build.dim_of(x, dim)
+    if not _has_shape(src, (*x.shape[:axis], *x.shape[axis + 1 :])):
+        return NotImplemented
+    if not -x.shape[axis] <= index < x.shape[axis]:
+        return NotImplemented
     return _back_from_select(x, build.cast(src, x.dtype), dim, index)
 
 
@@ -332,16 +349,12 @@ def slice_backward(
     grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Node:
     zeros = build.full(tuple(input_sizes), 0, grad.dtype)
-    if len(grad.shape) != len(zeros.shape):
-        return NotImplemented
-    return _back_from_slice(zeros, grad, dim, start, end, step)
+    return slice_scatter(zeros, grad, dim, start, end, step)
 
 
 @traces("aten::select_backward", moves=True)
 def select_backward(grad: Node, input_sizes: Sequence[int], dim: int, index: int) -> Node:
-    if len(grad.shape) != len(input_sizes) - 1:
-        return NotImplemented
-    return _back_from_select(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
+    return select_scatter(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
 
 
 # --- joining, repeating, padding -----------------------------------------------------------------
@@ -435,3 +448,114 @@ def _below_diagonal(shape: tuple[int, ...], diagonal: int) -> Node:
     """[rows, columns], True where column - row <= diagonal."""
     matrix = shape[-2:]
     return build.iota_along(matrix, 1) <= build.iota_along(matrix, 0) + diagonal
+
+
+# --- Rules of the overloads that write diagonals -------------------------------------------------
+
+
+def _diagonal_written(base: Node, new: Node, offset: int, dim1: int, dim2: int) -> Node:
+    step: View = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
+    return _put_back_by_position(base, new, [step])
+
+
+@traces("aten::diagonal_scatter", moves=True)
+def diagonal_scatter(x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    return _diagonal_written(x, src, offset, dim1, dim2)
+
+
+@traces("aten::diagonal_backward", moves=True)
+def diagonal_backward(
+    grad: Node, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Node:
+    return _diagonal_written(
+        build.full(tuple(input_sizes), 0, grad.dtype), grad, offset, dim1, dim2
+    )
+
+
+@traces("aten::diag_embed", moves=True)
+def diag_embed(x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    """x[..., i] at column i + offset of row i, or at row i - offset of column i; else 0."""
+    rank = len(x.shape) + 1
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    size = x.shape[-1] + abs(offset)
+    x = build.pad(x, [0] * (rank - 1), [0] * (rank - 2) + [abs(offset)])
+    x = build.unsqueeze(x, -1 if offset >= 0 else -2)
+    matrix = (size, size)
+    on_it = build.eq(build.iota_along(matrix, 1), build.iota_along(matrix, 0) + offset)
+    made = build.where(on_it, x, 0)
+    rest = [d for d in range(rank) if d not in (dim1, dim2)]
+    order = [*rest, dim1, dim2]
+    return build.permute(made, [order.index(d) for d in range(rank)])
+
+
+# --- as_strided: a slice where it selects elements in order, else a lookup of each element -------
+
+
+@traces("aten::as_strided", "aten::as_strided_copy", moves=True)
+def as_strided(
+    x: Node, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Node:
+    """Elements of the contiguous `x`, from storage_offset on; some may be there several times."""
+    flat, start = build.reshape(x, (-1,)), storage_offset or 0
+    if not math.prod(size):
+        return build.full(tuple(size), 0, x.dtype)
+    if start + sum((n - 1) * step for n, step in zip(size, stride)) >= x.size:
+        return NotImplemented
+    step = _step_of(size, stride)
+    if step is not None:
+        last = start + (math.prod(size) - 1) * step
+        return build.reshape(build.slice_dim(flat, 0, start, last + 1, step), tuple(size))
+    return build.take(flat, _positions(size, stride, start), 0)
+
+
+def _positions(size: Sequence[int], stride: Sequence[int], start: int) -> Node:
+    """Return where each element is in the flat tensor."""
+    along = [build.iota_along(size, d) * step for d, step in enumerate(stride)]
+    return functools.reduce(operator.add, along) + start
+
+
+def _back_from_as_strided(
+    base: Node,
+    new: Node,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Node:
+    step = _step_of(size, stride)
+    if step is None:
+        view: View = (torch.ops.aten.as_strided.default, (size, stride, storage_offset), {}, None)
+        return _put_back_by_position(base, new, [view])
+    run = build.reshape(build.cast(new, base.dtype), (-1,))
+    flat = build.insert(build.reshape(base, (-1,)), run, 0, storage_offset or 0, step)
+    return build.reshape(flat, base.shape)
+
+
+def _step_of(size: Sequence[int], stride: Sequence[int]) -> int | None:
+    """Return the step from each element to the next, if that is one number above 0; else None.
+
+    Of an extent of 1 any stride will do.
+    """
+    expected = None
+    for extent, step in zip(reversed(size), reversed(stride)):
+        if extent != 1:
+            if step != (step if expected is None else expected) or not step:
+                return None
+            expected = step * extent
+    last = [step for extent, step in zip(size, stride) if extent != 1]
+    return last[-1] if last else 1
+
+
+@traces("aten::as_strided_scatter", moves=True)
+def as_strided_scatter(
+    x: Node,
+    src: Node,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Node:
+    if src.shape != tuple(size):
+        return NotImplemented
+    return _back_from_as_strided(x, src, size, stride, storage_offset)
+
+
+INVERSES["aten::as_strided"] = _back_from_as_strided

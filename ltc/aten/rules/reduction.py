@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -210,48 +210,23 @@ def _moments(x: Node, dim: Any, correction: Any, keepdim: bool) -> tuple[Node, N
     return variance, mean
 
 
-STATIC_CORRECTION = {"correction": None}
+def _moments_rule(has_root: bool, has_mean: bool) -> Callable[..., Any]:
+    def rule(
+        x: Node,
+        dim: Sequence[int] | None = None,
+        correction: Operand | None = None,
+        keepdim: bool = False,
+    ) -> Any:
+        variance, mean = _moments(x, dim, correction, keepdim)
+        spread = build.sqrt(variance) if has_root else variance
+        return (spread, mean) if has_mean else spread
+
+    return rule
 
 
-@traces("aten::var.correction", static=STATIC_CORRECTION)
-def var(
-    x: Node,
-    dim: Sequence[int] | None = None,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Node:
-    return _moments(x, dim, correction, keepdim)[0]
-
-
-@traces("aten::std.correction", static=STATIC_CORRECTION)
-def std(
-    x: Node,
-    dim: Sequence[int] | None = None,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Node:
-    return build.sqrt(_moments(x, dim, correction, keepdim)[0])
-
-
-@traces("aten::var_mean.correction", static=STATIC_CORRECTION)
-def var_mean(
-    x: Node,
-    dim: Sequence[int] | None = None,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> tuple[Node, Node]:
-    return _moments(x, dim, correction, keepdim)
-
-
-@traces("aten::std_mean.correction", static=STATIC_CORRECTION)
-def std_mean(
-    x: Node,
-    dim: Sequence[int] | None = None,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> tuple[Node, Node]:
-    variance, mean = _moments(x, dim, correction, keepdim)
-    return build.sqrt(variance), mean
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _rule = _moments_rule(_name.startswith("std"), _name.endswith("mean"))
+    traces(f"aten::{_name}.correction", static={"correction": None})(_rule)
 
 
 @traces("aten::logsumexp")

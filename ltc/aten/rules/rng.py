@@ -15,6 +15,7 @@ from ltc.aten.legal_values import fraction
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
+from ltc.ir.infer import broadcast
 from ltc.ir.node import Node, Operand, like
 from ltc.ir.tensor_type import TensorType
 
@@ -38,6 +39,11 @@ def normal(seed: Node, shape: Any, dtype: torch.dtype) -> Node:
     return radius * build.cos(2.0 * math.pi * uniform(seed, shape, dtype, stream=1))
 
 
+def _shape_of(x: Sequence[int] | Node) -> tuple[int, ...]:
+    """The size that was given, or that of the tensor."""
+    return x.shape if isinstance(x, Node) else tuple(x)
+
+
 def _is_float(type: Any) -> bool:
     return type.dtype in UNIFORM_BITS
 
@@ -53,7 +59,7 @@ def rand(
 ) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
-    return uniform(seed, results[0].shape, results[0].dtype)
+    return uniform(seed, _shape_of(x), results[0].dtype)
 
 
 @traces("aten::randn", "aten::randn_like")
@@ -67,7 +73,7 @@ def randn(
 ) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
-    return normal(seed, results[0].shape, results[0].dtype)
+    return normal(seed, _shape_of(x), results[0].dtype)
 
 
 @traces("aten::uniform", "aten::uniform_")
@@ -84,7 +90,7 @@ def uniform_between(
     if not _is_float(results[0]):
         return NotImplemented
     low = named.get("from", from_)
-    u = uniform(seed, results[0].shape, results[0].dtype)
+    u = uniform(seed, x.shape, results[0].dtype)
     low, high = like(low, u), like(to, u)
     return u * (high - low) + low
 
@@ -93,9 +99,15 @@ def uniform_between(
 def normal_with(
     x: Node, mean: Operand = 0.0, std: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
 ) -> Node:
+    return _normal_with(x.shape, mean, std, results, seed)
+
+
+def _normal_with(
+    shape: Any, mean: Operand, std: Operand, results: Sequence[TensorType], seed: Node
+) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
-    return normal(seed, results[0].shape, results[0].dtype) * std + mean
+    return normal(seed, shape, results[0].dtype) * std + mean
 
 
 @traces("aten::normal.float_float")
@@ -108,7 +120,7 @@ def normal_of_size(
     results: Sequence[TensorType],
     seed: Node,
 ) -> Node:
-    return normal_with(None, mean, std, results=results, seed=seed)
+    return _normal_with(tuple(size), mean, std, results, seed)
 
 
 @traces("aten::normal.Tensor_float")
@@ -117,7 +129,8 @@ def normal_around_tensor(
 ) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
-    z = normal(seed, results[0].shape, results[0].dtype)
+    shape = broadcast(*[x.shape for x in (mean, std) if isinstance(x, Node)])
+    z = normal(seed, shape, results[0].dtype)
     return z * to_dtype(std, z.dtype) + to_dtype(mean, z.dtype)
 
 
@@ -136,18 +149,18 @@ _NO_PROBABILITY = (
 
 
 @traces("aten::bernoulli", "aten::bernoulli_.Tensor", "aten::bernoulli.Tensor")
-def bernoulli(x: Node, p: Node | None = None, *, results: Sequence[TensorType], seed: Node) -> Node:
+def bernoulli(x: Node, p: Node | None = None, *, seed: Node) -> Node:
     """1 where a uniform number lies below the probability."""
     p = x if p is None else p
     if p.dtype not in UNIFORM_BITS:
         return NotImplemented
     p = fraction(p, _NO_PROBABILITY)
-    return uniform(seed, results[0].shape, torch.float64) < build.cast(p, torch.float64)
+    return uniform(seed, x.shape, torch.float64) < build.cast(p, torch.float64)
 
 
 @traces("aten::bernoulli_.float", "aten::bernoulli.p")
-def bernoulli_with(x: Node, p: Operand = 0.5, *, results: Sequence[TensorType], seed: Node) -> Node:
-    return build.lt(uniform(seed, results[0].shape, torch.float64), p)
+def bernoulli_with(x: Node, p: Operand = 0.5, *, seed: Node) -> Node:
+    return build.lt(uniform(seed, x.shape, torch.float64), p)
 
 
 @traces("aten::native_dropout", static={"p": (0, 1)})
@@ -189,13 +202,14 @@ def randint(
     first: int | Node,
     second: Sequence[int] | int,
     *_: Any,
-    results: Sequence[TensorType],
     seed: Node,
     **__: Any,
 ) -> Node:
     """The limit is the first argument, or the second, after a tensor of the size."""
-    high = first if isinstance(second, (list, tuple)) else second
-    return integers(seed, results[0].shape, 0, high)
+    if isinstance(second, (list, tuple)):
+        return integers(seed, tuple(second), 0, first)
+    assert isinstance(first, Node)
+    return integers(seed, first.shape, 0, second)
 
 
 @traces("aten::randint.low")
@@ -204,23 +218,20 @@ def randint_low(
     high: int,
     size: Sequence[int],
     *_: Any,
-    results: Sequence[TensorType],
     seed: Node,
     **__: Any,
 ) -> Node:
-    return integers(seed, results[0].shape, low, high)
+    return integers(seed, tuple(size), low, high)
 
 
 @traces("aten::randint_like.low_dtype")
-def randint_like_low(
-    x: Node, low: int, high: int, *_: Any, results: Sequence[TensorType], seed: Node, **__: Any
-) -> Node:
-    return integers(seed, results[0].shape, low, high)
+def randint_like_low(x: Node, low: int, high: int, *_: Any, seed: Node, **__: Any) -> Node:
+    return integers(seed, x.shape, low, high)
 
 
 @traces("aten::random_.to", "aten::random.to")
-def random_to(x: Node, to: int, *, results: Sequence[TensorType], seed: Node) -> Node:
-    return integers(seed, results[0].shape, 0, to)
+def random_to(x: Node, to: int, *, seed: Node) -> Node:
+    return integers(seed, x.shape, 0, to)
 
 
 @traces("aten::random_.from", "aten::random.from")
@@ -229,12 +240,11 @@ def random_from(
     low: int = 0,
     to: int | None = None,
     *,
-    results: Sequence[TensorType],
     seed: Node,
     **named: Any,
 ) -> Node:
     low = named.get("from", low)
-    return NotImplemented if to is None else integers(seed, results[0].shape, low, to)
+    return NotImplemented if to is None else integers(seed, x.shape, low, to)
 
 
 @traces("aten::exponential_", "aten::exponential")
@@ -244,5 +254,5 @@ def exponential(
     """-log(1 - u) / lambda"""
     if not _is_float(results[0]):
         return NotImplemented
-    u = uniform(seed, results[0].shape, results[0].dtype)
+    u = uniform(seed, x.shape, results[0].dtype)
     return -build.log1p(-u) / like(lambd, u)

@@ -1,9 +1,7 @@
-"""What one recorded call does on PyTorch's own kernel, and how long it takes."""
+"""The work of one recorded call on PyTorch's own kernel, and its time."""
 
 from __future__ import annotations
 
-import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -12,22 +10,7 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult, parts_of_kind
 from ltc.backends.capabilities import KernelFacts
-from ltc.backends.interpreter.call_kernel import CallKernel, Values
 from ltc.ir.graph import Origin
-
-
-class TimedCall(CallKernel):
-    """A call that notes when it is over."""
-
-    __slots__ = ("_kernel", "_times")
-
-    def __init__(self, kernel: CallKernel, times: array[int]) -> None:
-        self.call, self.first = kernel.call, kernel.first
-        self._kernel, self._times = kernel, times
-
-    def run(self, values: Values) -> None:
-        self._kernel.run(values)
-        self._times.append(time.monotonic_ns())
 
 
 def operands_of(call: Call) -> list[CallResult]:
@@ -35,18 +18,11 @@ def operands_of(call: Call) -> list[CallResult]:
     return parts_of_kind(CallResult, [(*call.args, *call.kwargs.values())])
 
 
-def as_recorded(x: Any) -> Any:
-    """What is known of an argument or a result where sizes are numbers: itself."""
-    return x
-
-
-def facts_of_call(call: Call, known: Callable[[Any], Any] = as_recorded) -> KernelFacts:
-    """By its shapes; `known`: gives an argument or a result as it is at the sizes of the launch."""
-    reads = list(map(known, operands_of(call)))
-    writes = [known(value) for value in call.results if value is not None]
-    kwargs = {name: known(value) for name, value in call.kwargs.items()}
+def facts_of_call(call: Call) -> KernelFacts:
+    """By its shapes."""
+    writes = [value for value in call.results if value is not None]
     place = Origin(call.name, call.line, module=call.module, forward=call.forward)
-    return facts_of(call.overload, known(call.args), kwargs, reads, writes, place)
+    return facts_of(call.overload, call.args, call.kwargs, operands_of(call), writes, place)
 
 
 def facts_of(
@@ -57,7 +33,7 @@ def facts_of(
     writes: Sequence[Any],
     place: Origin,
 ) -> KernelFacts:
-    """Of a call of that overload; `reads` and `writes`: whatever has a shape and a dtype."""
+    """Return the facts of a call; `reads` and `writes` have a shape and a dtype each."""
     name = place.overload
     multiply_adds = _multiply_adds(overload, args, kwargs, [tuple(one.shape) for one in writes])
     module = place.module_path
@@ -81,7 +57,9 @@ def facts_of(
 def _multiply_adds(
     overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: list[tuple[int, ...]]
 ) -> int:
-    """As torch.utils.flop_counter counts them, two operations for each; 0 of what it does not know."""
+    """Count multiply-adds as torch.utils.flop_counter does, two operations each; 0 for unknown
+    calls.
+    """
     products = _OF_LAYERS.get(str(overload))
     if products is not None:
         return products(args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,30 +11,42 @@ aten = torch.ops.aten
 
 
 def viewed(x: torch.Tensor, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a view overload makes of `x`; of a copy of it where its strides do not allow that."""
+    """Return the views of `x` by an overload; of a copy of it if its strides do not allow that."""
     made = viewed_in_place(x, overload, args, kwargs)
     return overload(_packed(x), *args, **kwargs) if made is None else made
 
 
+def shown(x: Any, chain: Sequence[tuple[Any, ...]], view: Callable[..., Any] = viewed) -> Any:
+    """Return what a chain of views shows of `x`.
+
+    Args:
+        view: Makes one view, of a tensor, an overload, its arguments and keywords.
+    """
+    for overload, args, kwargs, index in chain:
+        made = view(x, overload, args, kwargs)
+        x = made if index is None else made[index]
+    return x
+
+
 def write_through(x: torch.Tensor, chain: Sequence[tuple[Any, ...]], new: torch.Tensor) -> None:
     """Replace what a chain of views shows of `x`."""
-    shown = x
+    part = x
     for n, (overload, args, kwargs, index) in enumerate(chain):
-        made = viewed_in_place(shown, overload, args, kwargs)
+        made = viewed_in_place(part, overload, args, kwargs)
         if made is None:
-            packed = _packed(shown)
+            packed = _packed(part)
             write_through(packed, chain[n:], new)
-            changed = _differ(packed, shown)
-            shown[changed] = packed[changed]  # windows may show what was not written to once more
+            changed = _differ(packed, part)
+            part[changed] = packed[changed]  # windows may show what was not written to once more
             return
-        shown = made if index is None else made[index]
-    shown.copy_(new)
+        part = made if index is None else made[index]
+    part.copy_(new)
 
 
 def viewed_in_place(
     x: torch.Tensor, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """What the view overload makes of `x` itself; None where its numbers would have to lie there in order."""
+    """Return the views of `x` itself; None if its numbers would have to lie in order for that."""
     if overload is aten.as_strided.default:
         return _as_strided(x, *args, **kwargs)
     try:
@@ -48,7 +60,7 @@ def viewed_in_place(
 def _as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor | None:
-    """Its places are counted in `x`, not in the storage that `x` is a part of."""
+    """Return the view; its places are counted in `x`, not in the storage that `x` is a part of."""
     if not x.is_contiguous():
         return None
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
@@ -59,7 +71,7 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Where the bits do."""
+    """Return where the bits differ."""
     return (_bytes(x) != _bytes(y)).any(-1)
 
 

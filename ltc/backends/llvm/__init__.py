@@ -1,9 +1,11 @@
 """The default backend: a graph to one native program.
 
 backend, schedule             its passes and parts; kernels in order
-liveness, narrow_scratch, one_shot_buffers, plan   where each value lies and how long
+liveness, one_shot_buffers, plan   where each value lies and how long
 saved_program                 the plan on disk
-executable, scalar_arguments, workspace, output_pool, prefault   a launch and its memory
-checked_steps, observed       launches that LTC_CHECK and LTC_VERIFY look at
-launch_queue, explain         launches ahead of Python; every stage as text
+resizable                     a program of symbols, filled in for each size
+executable, scalar_arguments, workspace, output_pool   a launch and its memory
+timed                         launches that tell when each kernel was over, or what it leaves
+checked_steps                launches that LTC_CHECK looks at
+explain                       every stage as text
 """

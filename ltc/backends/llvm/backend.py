@@ -6,46 +6,50 @@ What no kernel computes yet runs through the reference backend's row, counted as
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from math import prod
 from typing import Any
 
 import torch
 
 from ltc import config
-from ltc.backends.eager import LOWERING
+from ltc.backends.eager import LOWERING, EagerBackend
 from ltc.backends.interface import (
     BackendCapabilities,
+    BackendImplInterface,
     Computation,
     DeviceInfo,
     NodeLowering,
     OneShotSums,
 )  # fmt: skip
 from ltc.backends.llvm import saved_program
-from ltc.backends.llvm.any_size import saved_resizable
-from ltc.backends.llvm.any_size.resizable import ResizableProgram
-from ltc.backends.llvm.executable import LlvmComputation, new_queue
+from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
-from ltc.backends.llvm.narrow_scratch import narrow_scratch
-from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
-from ltc.backends.llvm.timing.timed import TimedComputation
-from ltc.ir.graph import Graph, Origin
+from ltc.backends.llvm.resizable import ResizableProgram
+from ltc.backends.llvm.schedule import units_of
+from ltc.backends.llvm.timed import ObservedLlvmComputation, TimedComputation
+from ltc.ir import ops
+from ltc.ir.graph import Graph, Origin, schedule
+from ltc.ir.loop_nest import Kernel, Product
+from ltc.ir.node import Node
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.native import runner
+from ltc.llvm.compiler.object_loader import is_code_allowed
 from ltc.llvm.native.kernel_cache import Loading, load
-from ltc.llvm.native.launch_ring import ring_source
+from ltc.llvm.native.machine_limits import limits
 from ltc.llvm.native.runner import leave_processor
-from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
+from ltc.llvm.ops.dispatch import can_multiply, isa, prefers_channels_last
 from ltc.llvm.ops.one_shot_sync import is_possible
 from ltc.passes import pipeline
-from ltc.passes.layout.attention_order import order_attention
-from ltc.passes.layout.channels_last import channels_last
-from ltc.passes.layout.transposes import layout
+from ltc.passes.layout import channels_last, layout, order_attention
 from ltc.passes.match_attention import recognise_attention
+from ltc.passes.narrow_dtypes import round_values
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
-from ltc.passes.split_concats import split_concats
-from ltc.passes.split_reductions import split_reductions
+from ltc.passes.splits import split_concats, split_reductions
+from ltc.support.process import processors
 from ltc.support.sizes.extent import SizeTrace
 
 
@@ -57,13 +61,49 @@ def recognised(graph: Graph) -> Graph:
     return recognise_attention(graph, can_multiply)
 
 
+# --- Narrow tensors stay narrow between kernels -----------------------------------------------
+
+
+def narrow_scratch(graph: Graph) -> Graph:
+    """The graph with the float32 values rounded that kernels would store for one another.
+
+    Results of reductions, and what is made of them alone, stay exact: a number for each row.
+    """
+    if graph.scratch == torch.float32:
+        return graph
+    narrow_too = {
+        node.inputs[0]
+        for node in schedule(*graph.outputs)
+        if node.op is ops.CAST and node.dtype == graph.scratch
+    }
+    stored: set[Node] = set()
+    for unit in units_of(graph):
+        if isinstance(unit, Node):
+            stored.difference_update(unit.inputs)
+        elif (kernel := unit.epilogue if isinstance(unit, Product) else unit) is not None:
+            stored.update(_floats(kernel, narrow_too))
+    stored.difference_update(graph.outputs)
+    return round_values(graph, stored) if stored else graph
+
+
+def _floats(kernel: Kernel, narrow_too: set[Node]) -> list[Node]:
+    """The float32 nodes it stores at every point, and those that are stored narrow besides."""
+    return [
+        node
+        for node in kernel.writes()
+        if node.dtype == torch.float32
+        and node.op.kind != "reduce"
+        and (node in narrow_too or node.size == prod(kernel.space))
+    ]
+
+
 PASSES = (
     Pass("recognise", recognised, "attention that is written out makes no matrix of scores"),
-    Pass("order", order_attention, "what attention makes is not copied before it is read"),
+    Pass("order", order_attention, "the results of attention are not copied before they are read"),
     Pass("channels_last", with_channels_last, "the lanes of convolutions are channels"),
-    Pass("layout", layout, "what is read transposed is made so"),
+    Pass("layout", layout, "values that are read transposed are made transposed"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
-    Pass("split_concats", split_concats, "no kernel chooses among more parts than are quick"),
+    Pass("split_concats", split_concats, "no kernel chooses among more parts than is quick"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
     Pass("one_shot_sums", one_shot_sums, "sums over few replicas are made where they are needed"),
 )
@@ -85,17 +125,12 @@ class SavedPrograms:
         return None if found is None else LlvmComputation(*found)
 
     def remember_resizable(self, key: str, program: ResizableProgram) -> None:
-        saved_resizable.keep(key, program)
+        saved_program.keep_resizable(key, program)
 
     def recall_resizable(
         self, key: str, origin_of: Callable[[int], Origin]
     ) -> ResizableProgram | None:
-        return saved_resizable.find(key, origin_of)
-
-    def keep_launcher(self) -> None:
-        if runner.has_pool():  # which is to make the runner, and so to keep it
-            text, names = ring_source()
-            llvm_binding.kept_code(text, *names)
+        return saved_program.find_resizable(key, origin_of)
 
 
 # A sum of few is added up by everyone: each more is one more operand to read for all of them.
@@ -114,7 +149,6 @@ class LlvmBackend:
         # Every op runs: what has no kernel goes through the reference.
         self.lowering = NodeLowering(LOWERING.table)
         self.capabilities = BackendCapabilities(
-            queue=new_queue,
             resizable=self.resizable,
             leave_processor=leave_processor,
             programs=SavedPrograms(),
@@ -125,11 +159,13 @@ class LlvmBackend:
             host_tensors=True,
             one_shot_sums=ONE_SHOT_SUMS if is_possible() else None,
             timed=self.timed,
+            limits=lambda: asdict(limits()),
+            describe=processor,
         )
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return (DeviceInfo("CPU", "this machine through LLVM", memory_bytes),)
+        return (DeviceInfo("CPU", processors.name(), memory_bytes),)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
         self._dump(graph, donated)
@@ -145,6 +181,7 @@ class LlvmBackend:
     ) -> ResizableProgram:
         graph = prepared(graph)
         with Loading() as loading:
+            loading.begin_runner()
             plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
             kernels = loading.load(texts)
         return ResizableProgram(trace, plan, kernels)
@@ -178,3 +215,22 @@ class LlvmBackend:
 
     def prepare_to_exit(self) -> None:
         """Nothing runs between launches."""
+
+
+def processor() -> str:
+    """The processor's name, and the instructions that kernels are made of."""
+    host = llvm_binding.host()
+    return f"{host.cpu or 'unknown to LLVM'}, kernels for {isa().name} (LLVM {host.llvm})"
+
+
+def llvm_or_reference() -> BackendImplInterface:
+    """Return the LLVM backend; warn and return the reference where no memory may become code."""
+    if is_code_allowed():
+        return LlvmBackend()
+    warnings.warn(
+        "This system forbids executable memory, as hardened systems do, so ltc cannot run compiled "
+        "programs. It runs PyTorch's own CPU kernels, one call at a time, which is slower. Set "
+        "LTC_BACKEND=eager to choose this without the warning.",
+        stacklevel=2,
+    )
+    return EagerBackend()

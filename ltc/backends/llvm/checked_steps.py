@@ -1,14 +1,14 @@
 """Steps that look at what their kernels do to memory: what LTC_CHECK makes of a program.
 
 Before its kernels run, all that a step may write is filled with a poison (llvm/ops/memory_checks.py),
-and so are guards before and behind each value that it touches. The kernels run, what they made is
-kept, and they run again over another poison. Results that differ are made of memory that nobody
-wrote, or were never written: so it is found in every type, and whatever became of it. A guard that
-changed was written to by a kernel that is beside its value. And a value must be what it was when it
-was made whenever a step reads it, before and after: else something has been put in its place.
+and so are guards before and behind each value that it touches. The kernels run, their results are
+kept, and they run again over another poison. Results that differ depend on memory that was never
+written, or were not written themselves: this holds for every dtype. A guard that changed shows a
+kernel that wrote beside its value. Whenever a step reads a value, it must be what it was when it was
+made, before and after the step: else another value has taken its memory.
 
-All of it is done by kernels of the program, which follow rows of a table: threads and queue know
-nothing of it, and what is found is an error like an index out of range.
+Kernels of the program do all of this, by rows of a table. Threads need no change, and a finding is an
+error like an index out of range.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryChecks:
-    """What a program's checks do, and how people are told what they find.
+    """The checks of a program, and the texts of their findings.
 
-    rows   of all steps, eight words each: see llvm/ops/memory_checks.py
-    names  of the buffers, by the last word of a row
-    sizes  of the words, those that are expressions of sizes: (number of the word, expression)
+    Attributes:
+        rows: The rows of all steps, eight words each: see llvm/ops/memory_checks.py.
+        names: The names of buffers, by the last word of a row.
+        sizes: The words that are expressions of sizes: (number of the word, expression).
     """
 
     rows: bytes
@@ -84,7 +85,7 @@ class MemoryChecks:
     sizes: tuple[tuple[int, Extent], ...] = ()
 
     def told(self, code: int) -> str:
-        """What is wrong, by a fault word without its number."""
+        """Return the text of a finding, by a fault word without its number."""
         number, place = finding(code)
         words = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_WORDS)[number].tolist()
         row = CheckRow(*words)
@@ -92,28 +93,31 @@ class MemoryChecks:
 
 
 _TOLD = {
-    COMPARE: "element {place} of {name} was not written, or was made from memory that nobody "
-    "wrote: run twice over different fillings of that memory, it differs",
+    COMPARE: "element {place} of {name} was not written, or was made from unwritten memory: two runs "
+    "over different fillings of that memory give different values",
     LOOK: "it wrote beside {name}: byte {place} changed, counted from the first of its own",
-    VERIFY: "{name}, which it reads, is not what it was when it was made: it was "
-    "written over, by this kernel or before, or its memory was given away too early",
+    VERIFY: "{name}, which it reads, has changed since it was made: it was written over, by this "
+    "kernel or before, or its memory was reused too early",
 }
 
 
 class CheckedSteps:
-    """Puts the checks among the kernels of a program's steps.
+    """Put the checks among the kernels of a program's steps.
 
-    room   what the steps need besides; its place is the same in all of them
-    parts  of the table of rows, as kernels are told of them
+    Attributes:
+        room: The memory that checks need; its place is the same in all steps.
+        parts: The parts of the table of rows, as kernels read them.
     """
 
     def __init__(
         self, steps: list[ProgramStep], lives: Lifetimes, made: Iterable[Node],
         origins: Mapping[Node, Origin],
     ) -> None:  # fmt: skip
-        """
-        lives  of what lies in the block or in outputs: with guards, as `made` has
-        made   outputs that get new memory
+        """Prepare the checks.
+
+        Args:
+            lives: Values in the block or in outputs: with guards, as `made` has.
+            made: Outputs that get new memory.
         """
         lies_in = {node: target for step in steps for node, target in step.overwrites.items()}
         lies_in.update(lives.over)
@@ -150,7 +154,7 @@ class CheckedSteps:
 
 
 def _digests(checks: Iterable[_StepCheck]) -> dict[Node, int]:
-    """Where in the room the digest of each value lies."""
+    """Return where in the room the digest of each value lies."""
     nodes = dict.fromkeys(node for check in checks for node in check.digested)
     return {node: WORD_BYTES * number for number, node in enumerate(nodes)}
 
@@ -160,10 +164,11 @@ def _is_unchecked(step: ProgramStep) -> bool:
 
 
 class _StepCheck:
-    """What is to be checked of one step.
+    """The checks of one step.
 
-    kept_bytes  that it needs of the room
-    digested    the values that it reads or makes which must stay as they are
+    Attributes:
+        kept_bytes: The bytes that it needs of the room.
+        digested: The values that it reads or makes which must stay as they are.
     """
 
     def __init__(
@@ -207,14 +212,15 @@ class _StepCheck:
     def begin(
         self, room: Room, first_kept: int, digests: Mapping[Node, int], names: dict[str, int]
     ) -> None:
-        """What all steps share; `names` is added to."""
+        """Set the facts that all steps share; `names` is added to."""
         self._room, self._first_kept = room, first_kept
         self._digests, self._names = digests, names
 
     def codes(self, rows: list[CheckRow], known: Collection[Node]) -> Iterator[KernelCode]:
         """The kernels, twice, and what is done before, between and after; adds to the rows.
 
-        known  values whose digests are there
+        Args:
+            known: Values whose digests are there.
         """
         read = [node for node in self.digested if node not in self._written]
         yield self._doing(rows, [

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 
-from ltc import errors
+from ltc import config, errors
 from ltc.backends import collective_runner
 from ltc.backends.eager import LOWERING
+from ltc.backends.host_memory import HUGE_PAGE, madvise
 from ltc.backends.interface import ComputationCapabilities
-from ltc.backends.llvm import launch_queue
-from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
-from ltc.backends.llvm.output_pool import LARGE_BYTES, copied, maker_of, pool
+from ltc.backends.llvm.output_pool import (
+    LARGE_BYTES,
+    OutputBlock,
+    OutputPool,
+    copied,
+    maker_of,
+    pool,
+)
 from ltc.backends.llvm.plan import (
     ALIAS,
     COPIED,
@@ -32,27 +39,80 @@ from ltc.backends.llvm.plan import (
     ProgramPlan,
     ReferenceCall,
 )  # fmt: skip
-from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.workspace import Blocks, WorkBlock, constants_of, in_block
 from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.own_memory import made_by
 from ltc.backends.reference.torch_call import at_sizes, element
-from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
-from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
+from ltc.llvm.native.kernel_run import WORD, EntryCall, KernelRun
+from ltc.support.observation import metrics
 from ltc.support.process import machine_memory
+from ltc.support.process.daemon import started_daemon
 from ltc.support.shallow_copy import copied_with, elements_at
 
-_NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
+# --- Memory for gradients, touched while a model is still being moved to a device ----------------
+
+# The system clears a page when it is first touched, and on a virtual machine its host may have to
+# find the page as well: up to five milliseconds for each huge page, at a time when the first step
+# waits for it. Whoever moves a large tensor to a device will most likely want a gradient of its
+# size. So a thread touches as much again, while Python goes on moving, and then records that
+# step.
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
+
+
+class TouchedAhead:
+    """Blocks of a pool that are touched before it is first asked for any.
+
+    Processes fork: there is no lock. A size that is asked for just when the thread ends is left to
+    the next one; the memory is then touched by its first writer.
+    """
+
+    def __init__(self, pool: OutputPool):
+        self._pool, self._expected = pool, 0  # bytes
+        self._sizes: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, nbytes: int) -> None:
+        """A tensor of `nbytes` was moved to a device: an output of its size is to be expected."""
+        if nbytes < LARGE_BYTES or self._pool.is_used or madvise is None:
+            return
+        # A guess must not cost much where it is wrong.
+        if self._expected + nbytes > config.value("LTC_PREFAULT_MB") << 20:
+            return
+        self._expected += nbytes
+        self._sizes.append(nbytes)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = started_daemon(self._touch, "ltc pages")
+
+    def wait(self) -> None:
+        """Block until all is touched that was expected."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _touch(self) -> None:
+        while not self._pool.is_used and madvise is not None:
+            try:
+                block = OutputBlock(self._sizes.popleft())
+            except IndexError:
+                return
+            for offset in range(0, block.nbytes, HUGE_PAGE):
+                if self._pool.is_used:  # others compute now, and touch what they need themselves
+                    break
+                # advice only: where the system is older, nothing happens
+                madvise(block.address + offset, HUGE_PAGE, _MADV_POPULATE_WRITE)
+            self._pool.add(block)
+
+
 _blocks = Blocks()
 _touched_ahead = TouchedAhead(pool)
 _address_of = torch.Tensor.data_ptr
 
 
 def _owned(x: torch.Tensor) -> torch.Tensor:
-    """What the reference gave, as a buffer: contiguous and alone in its memory."""
+    """Return a result of the reference as a buffer: contiguous and alone in its memory."""
     x = x.contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
@@ -61,9 +121,17 @@ def _owned(x: torch.Tensor) -> torch.Tensor:
 _MADE_OUTPUT: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
 
 
-def new_queue() -> LlvmQueue | None:
-    """What a thread takes launches from that are given ahead; None where there is none."""
-    return LlvmQueue(_blocks) if launch_queue.is_possible() else None
+# (number of a run, frame, values) -> the block that this run is in; the values are there once it is over
+Around = Callable[[int, WorkBlock, list[Any]], AbstractContextManager[Any]]
+
+
+def words_of_stamps(run: PlannedRun) -> int:
+    """Words of the frame for the times of a run.
+
+    A run of kernels notes when it began and when each was over; a call of the reference has room for
+    the times of its beginning and its end.
+    """
+    return 2 if isinstance(run, ReferenceCall) else 1 + len(run)
 
 
 class LlvmComputation:
@@ -85,8 +153,16 @@ class LlvmComputation:
     def wait(device: int) -> None:
         """A launch returns when it has finished."""
 
-    def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]) -> None:
-        """`kernels`: those that the plan names."""
+    def __init__(
+        self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel], stamps: int = 0
+    ) -> None:
+        """Prepare launches.
+
+        Args:
+            kernels: The kernels that the plan names.
+            stamps: Place in the frame, in words, from which on `words_of_stamps` of each run follow
+                one another; 0: no launch notes times.
+        """
         self.plan, self.loaded = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
         self._read = elements_at(plan.positions)
@@ -97,9 +173,8 @@ class LlvmComputation:
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
         self._cells = Cells(plan.cells, plan.values)
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
-        self._runs: list[Any] = [self._made_ready(run) for run in plan.runs]
-        self._outputs = [value for value, _ in plan.outputs]
-        self._given = elements_at(self._outputs)
+        self._runs = self._made_ready(plan.runs, stamps)
+        self._given = elements_at([value for value, _ in plan.outputs])
         self._made_outputs = [
             (position, _MADE_OUTPUT[how])
             for position, (_, how) in enumerate(plan.outputs)
@@ -108,10 +183,6 @@ class LlvmComputation:
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
         self._is_native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
-        self._can_run_ahead = (
-            self._is_native and len(self._runs) == 1 and not self._made_outputs
-            and not self._aliased_outputs and not plan.sums.all
-        )  # fmt: skip
         self._maker_of: dict[tuple[Any, ...], tuple[Callable[[], torch.Tensor], bool]] = {}
         self._prepare_outputs(plan)
 
@@ -123,22 +194,24 @@ class LlvmComputation:
         # Whether a launch asks torch for anything that the caller's modes could change.
         asks = any([asks for _, asks in makers.values()])
         self._dispatches = not self._is_native or bool(self._made_outputs) or asks
-        self._runs_ahead = self._can_run_ahead and launch_queue.may_run_ahead(plan.made)
 
     @property
     def capabilities(self) -> ComputationCapabilities:
         """Made when asked for: kept, it would hold the computation that holds it."""
-        return ComputationCapabilities(self._aliased_outputs, self.prepared)
+        return ComputationCapabilities(self._aliased_outputs)
 
     def words_of(self, run: int, arguments: Any, calls: Any) -> Any:
-        """Which words of a run say what is added to these arguments, and these calls' tasks."""
+        """Return the words of a run that hold the addends of these arguments, and these calls'
+        tasks.
+        """
         return self._runs[run].words_of(arguments, calls)
 
     def resized(self, plan: ProgramPlan, words: Sequence[tuple[Any, Any]]) -> LlvmComputation:
-        """The same program at other sizes.
+        """Return the same program at other sizes.
 
-        plan   as this one's, but for shapes, bytes of the block and texts of errors
-        words  of each run, what `KernelRun.with_words` takes
+        Args:
+            plan: This program's plan with other shapes, bytes of the block and texts of errors.
+            words: The arguments of `KernelRun.with_words` for each run.
         """
         runs = [run.with_words(*new) for run, new in zip(self._runs, words, strict=True)]
         other = copied_with(self, plan=plan, _runs=runs)
@@ -153,82 +226,55 @@ class LlvmComputation:
         """The plan with the arguments and tasks of its kernels as they are at these sizes."""
         return replace(self.plan, runs=tuple(run.planned for run in self._runs))
 
-    def _made_ready(self, run: PlannedRun) -> _Kernels | Reference:
-        if isinstance(run, ReferenceCall):
-            return self._reference(run)
+    def _made_ready(self, runs: Sequence[PlannedRun], stamps: int) -> list[Any]:
+        made: list[Any] = []
+        for run in runs:
+            if isinstance(run, ReferenceCall):
+                made.append(_Reference(run))
+            else:
+                made.append(self._kernels(run, stamps))
+            stamps += words_of_stamps(run) if stamps else 0
+        return made
+
+    def _kernels(self, run: tuple[PlannedCall, ...], stamps: int) -> _Kernels:
         first_check = self.plan.first_check
         calls = [
-            KernelCall(
+            EntryCall(
                 self.loaded[call.kernel].entry, call.arguments, call.tasks,
                 0 if call.check < 0 else first_check + call.check,
             )
             for call in run
         ]  # fmt: skip
         awaiting = [k for k, call in enumerate(run) if call.awaits >= 0]
-        rests = {k: self._run_from(calls, k + 1) for k in awaiting}
-        return _Kernels(run, self._run_from(calls, 0), rests)
+        rests = {k: self._run_from(calls, k + 1, stamps) for k in awaiting}
+        return _Kernels(run, self._run_from(calls, 0, stamps), rests)
 
-    def _run_from(self, calls: Sequence[KernelCall], first: int) -> KernelRun:
+    def _run_from(self, calls: Sequence[EntryCall], first: int, stamps: int) -> KernelRun:
         """The calls from that number on."""
         checks = self.plan.places_of_checks
-        return KernelRun(calls[first:], checks.stop, checks)
+        return KernelRun(calls[first:], checks.stop, checks, stamps + first if stamps else 0)
 
-    def _reference(self, call: ReferenceCall) -> Reference:
-        return Reference(call)
+    def launch(
+        self, buffers: list[torch.Tensor], scalars: list[Any], around: Around | None = None
+    ) -> list[torch.Tensor]:
+        """Run the graph: see Computation.launch.
 
-    def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        Args:
+            around: Makes the block that each run is in.
+        """
         if self._dispatches or not has_plain_dispatch():
             with PlainDispatch():
-                return self._launched(buffers, scalars)
-        return self._launched(buffers, scalars)
+                return self._launched(buffers, scalars, around)
+        return self._launched(buffers, scalars, around)
 
-    def prepared(
-        self,
-        buffers: list[torch.Tensor],
-        scalars: list[Any],
-        queue: LlvmQueue,
-        lent: Mapping[int, torch.Tensor],
-    ) -> LlvmLaunch | None:
-        """A launch for that queue; None where this program needs Python, or much memory ahead."""
-        if not self._runs_ahead:
-            return None
-        if self._dispatches or not has_plain_dispatch():
-            with PlainDispatch():
-                return self._prepared(buffers, scalars, queue, lent)
-        return self._prepared(buffers, scalars, queue, lent)
-
-    def _prepared(
-        self,
-        buffers: list[Any],
-        scalars: list[Any],
-        queue: LlvmQueue,
-        lent: Mapping[int, torch.Tensor],
-    ) -> LlvmLaunch:
-        frame, block = self.frames.take(self.plan.frame), queue.block(self.plan.block)
-        values = self._begin(frame, block, buffers, scalars, lent)
-        outputs = list(self._given(values))
-        error = functools.partial(self._error_of, frame, block, values)
-        (run,) = self._runs
-        assert isinstance(run, _Kernels)
-        return LlvmLaunch(run.run, frame, outputs, self.frames, error)
-
-    def _error_of(
-        self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
-    ) -> Exception:
-        """What made the call of that number fail, in a program of kernels alone."""
-        (run,) = self._runs
-        assert isinstance(run, _Kernels)
-        try:
-            run.fail(self.plan, frame, block, values, failed)
-        except Exception as error:
-            return error
-
-    def _launched(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+    def _launched(
+        self, buffers: list[torch.Tensor], scalars: list[Any], around: Around | None
+    ) -> list[torch.Tensor]:
         plan = self.plan
         frame, block = self.frames.take(plan.frame), _blocks.take(plan.block)
         try:
             values = self._begin(frame, block, buffers, scalars)
-            self._run(frame, block, values)
+            self._run(frame, block, values, around)
             outputs = list(self._given(values))
             for position, made in self._made_outputs:
                 outputs[position] = made(outputs[position])
@@ -238,26 +284,11 @@ class LlvmComputation:
             _blocks.give_back(block)
 
     def _begin(
-        self,
-        frame: WorkBlock,
-        block: WorkBlock,
-        buffers: list[Any],
-        scalars: list[Any],
-        lent: Mapping[int, torch.Tensor] = _NOTHING,
+        self, frame: WorkBlock, block: WorkBlock, buffers: list[Any], scalars: list[Any]
     ) -> list[Any]:
-        """The values that the launch starts with, their addresses and the scalars in the frame.
-
-        lent  memory for outputs, by their positions; the others get new memory
-        """
+        """The values that the launch starts with, their addresses and the scalars in the frame."""
         plan = self.plan
-        values = list(self._read(buffers))
-        if lent:
-            lent = {self._outputs[position]: tensor for position, tensor in lent.items()}
-            first = len(values)
-            makers = enumerate(self._makers, first)
-            values += [lent[n] if n in lent else make() for n, make in makers]
-        else:
-            values += [make() for make in self._makers]
+        values = [*self._read(buffers), *[make() for make in self._makers]]
         self._addresses.pack_into(
             frame.memory, 0,
             *map(_address_of, values), frame.address, self._constants_address, 0, block.address,
@@ -279,11 +310,17 @@ class LlvmComputation:
         for value, where in self.plan.in_block:
             values[value] = in_block(block, where)
 
-    def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+    def _run(
+        self, frame: WorkBlock, block: WorkBlock, values: list[Any], around: Around | None
+    ) -> None:
         done: list[int] = []  # positions of the inputs that were written over
-        for run in self._runs:
+        for number, run in enumerate(self._runs):
             try:
-                run(self.plan, frame, block, values)
+                if around is None:
+                    run(self.plan, frame, block, values)
+                else:
+                    with around(number, frame, values):
+                        run(self.plan, frame, block, values)
             except Exception as error:
                 written = (*done, *getattr(error, "overwritten", ()))
                 error.overwritten = written  # type: ignore[attr-defined]  # see Computation.launch
@@ -303,15 +340,16 @@ def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
 class _Kernels:
     """Kernels in a row; their errors carry `overwritten`, see backends/interface.py.
 
-    run         all of them
-    overwrites  positions of the inputs that they write over
+    Attributes:
+        run: All of them.
+        overwrites: Positions of the inputs that they write over.
     """
 
     def __init__(
         self, calls: tuple[PlannedCall, ...], run: KernelRun, rests: Mapping[int, KernelRun]
     ) -> None:
-        """
-        rests  by the number of each call that waits for other replicas: the run after it
+        """Prepare a run; `rests` has, by the number of each call that waits for replicas, the run
+        after it.
         """
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
@@ -340,7 +378,9 @@ class _Kernels:
         failed = self.run.launch(frame.address)
         if failed < 0:
             return
-        while failed in self._rests:  # others are late: the kernel has given up, and Python sleeps
+        while (
+            failed in self._rests
+        ):  # others are late: the kernel has stopped waiting, and Python sleeps
             self._await(plan, failed)
             after = self._rests[failed].launch(frame.address)
             failed = after if after < 0 else failed + 1 + after
@@ -348,7 +388,7 @@ class _Kernels:
             self.fail(plan, frame, block, values, failed)
 
     def _await(self, plan: ProgramPlan, number: int) -> None:
-        """Wait for the other replicas in place of a call that has given up."""
+        """Wait for the other replicas in place of a kernel that has stopped waiting."""
         call = self._calls[number]
         try:
             collective_runner.wait_for_members(call.awaits)
@@ -402,7 +442,7 @@ def _error_of(
     return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
 
 
-class Reference:
+class _Reference:
     """One node through the reference."""
 
     overwrites: tuple[int, ...] = ()
@@ -413,12 +453,12 @@ class Reference:
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
     def words_of(self, sizes: Any, calls: Any) -> Any:
-        """Which sizes of what it makes `with_words` changes."""
+        """Return the sizes of its results that `with_words` changes."""
         return sizes
 
-    def with_words(self, places: Any, sizes: Any) -> Reference:
+    def with_words(self, places: Any, sizes: Any) -> _Reference:
         node = at_sizes(self._call.node, places, sizes)
-        return self if node is self._call.node else Reference(replace(self._call, node=node))
+        return self if node is self._call.node else _Reference(replace(self._call, node=node))
 
     @property
     def planned(self) -> ReferenceCall:

@@ -1,4 +1,4 @@
-"""How long what kernels make is needed: by which steps, and in whose memory it may lie.
+"""The liveness of kernels' results: the steps that need them, and the memory they may lie in.
 
 Some values take the place of another that dies where they are made: a kernel that reads an element
 only where it stores one of the same type may store it there.
@@ -22,20 +22,23 @@ def nbytes_of(node: Node) -> int:
 
 
 class Lifetimes:
-    """Of the values of a program that are nobody's input and nobody's output.
+    """The lifetimes of a program's values that are neither inputs nor outputs.
 
-    over    value -> the one whose memory it takes; that one is no other's
-    values  all of them
+    Attributes:
+        over: Value -> the one whose memory it takes; that one is no other's.
+        values: All of them.
     """
 
     def __init__(
         self, steps: list[ProgramStep], graph: Graph, shares: dict[Node, Node],
         placed: Container[Node], fixed: Container[Node],
     ) -> None:  # fmt: skip
-        """
-        shares  what the reference gives -> the node whose memory it may lie in
-        placed  nodes that have their memory already
-        fixed   nodes that must lie in the block
+        """Compute the lifetimes.
+
+        Args:
+            shares: Result of the reference -> the node whose memory it may lie in.
+            placed: Nodes that have their memory already.
+            fixed: Nodes that must lie in the block.
         """
         self._steps, self._shares, self._fixed = steps, shares, fixed
         self._last = self._last_readers(graph)
@@ -88,7 +91,7 @@ class Lifetimes:
         return last
 
     def _sent_until(self, ends: int) -> Iterable[tuple[Node, int]]:
-        """What the exchanges read, and the step until which they do: the wait, if there is one."""
+        """Give the operands of exchanges, and the step until which they are read: the wait, if any."""
         units = [step.unit for step in self._steps]
         waits = {
             unit.inputs[0]: position

@@ -1,4 +1,4 @@
-"""Where a program's one-shot sums have their words, and their operands in symmetric memory."""
+"""The places of a program's one-shot sums: words in the frame, operands in symmetric memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from ltc.passes.memory_planner import ALIGNMENT
 class PlannedSum:
     """One one-shot sum.
 
-    types       of what each member writes
-    words       how many of the frame it has
-    is_awaited  whether the program waits for it; otherwise nobody reads its results
+    Attributes:
+        types: The types of each member's operands.
+        words: The number of its words in the frame.
+        is_awaited: True if the program waits for it; otherwise its results are not read.
     """
 
     collective: Collective
@@ -37,7 +38,9 @@ class PlannedSums:
     """All one-shot sums of a program, in the order in which they begin.
 
     The object itself is the key of what is prepared for them: see OneShotReducer.begin.
-    words  of the frame that all of them have
+
+    Attributes:
+        words: The number of words in the frame of all of them.
     """
 
     def __init__(self, sums: tuple[PlannedSum, ...] = ()) -> None:
@@ -46,9 +49,10 @@ class PlannedSums:
 
 
 class SumPlaces:
-    """What the one-shot sums of a program's steps have in the frame and in shared memory.
+    """The places of the one-shot sums of a program's steps in the frame and in shared memory.
 
-    planned  all of them
+    Attributes:
+        planned: All of them.
     """
 
     def __init__(self, steps: Iterable[Any]) -> None:
@@ -79,10 +83,11 @@ class SumPlaces:
         return self._number[node.inputs[0]]
 
     def places(self, first: int, frame: int) -> dict[Any, tuple[int, int]]:
-        """(word of the frame that holds an address, bytes to add) of each buffer.
+        """Return (word of the frame that holds an address, bytes to add) for each buffer.
 
-        first  where in the frame the words of the sums begin
-        frame  the value that is the frame
+        Args:
+            first: The first word of the sums in the frame.
+            frame: The value that is the frame.
         """
         found: dict[Any, tuple[int, int]] = {}
         firsts: dict[Node, int] = {}
@@ -106,6 +111,6 @@ def _types(start: Node) -> tuple[TensorType, ...]:
 
 
 def _offsets(types: Iterable[TensorType]) -> list[int]:
-    """Where each operand lies, one after the other."""
+    """Return where each operand lies, one after the other."""
     sizes = [-(-t.size * t.dtype.itemsize // ALIGNMENT) * ALIGNMENT for t in types]
     return [0, *accumulate(sizes)][:-1]

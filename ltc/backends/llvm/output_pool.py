@@ -1,8 +1,8 @@
 """Memory of large outputs, used again when their tensors are gone.
 
-The system hands out large blocks of memory as pages that are cleared when they are first
-touched: for an output that is made at every step this takes longer than computing it. A block
-here comes back when the last tensor that lies in it is freed, whoever held it.
+The system hands out large blocks of memory as pages that are cleared when they are first touched:
+for an output that is made at every step this takes longer than computing it. A block here comes
+back when the last tensor that lies in it is freed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class OutputPool:
     Tensors are freed in any thread at any time, and processes fork: there is no lock, and what
     changes the list does so in one atomic step.
 
-    is_used  whether it has ever been asked for memory
+    Attributes:
+        is_used: True if it has ever been asked for memory.
     """
 
     def __init__(self, most_free_bytes: int = MOST_FREE_BYTES) -> None:
@@ -137,9 +138,10 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, guard: int) -> torch.Tenso
 def maker_of(
     shape: Sequence[int], dtype: torch.dtype, guard: int = 0
 ) -> tuple[Callable[[], torch.Tensor], bool]:
-    """What makes outputs of a type at every launch, and whether it passes torch's dispatcher.
+    """Return a maker of outputs of a type, and whether it bypasses torch's dispatcher.
 
-    guard  bytes, whole cache lines, that they have before and behind them
+    Args:
+        guard: Bytes, whole cache lines, that they have before and behind them.
     """
     if guard:
         return functools.partial(guarded, shape, dtype, guard), True

@@ -1,9 +1,9 @@
-"""A program as data: where everything is in memory, and which kernels run on it in which order.
+"""A program as data: the place of every value in memory, and the kernels in their order.
 
 A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its frame, the
 constants, nothing (whose address is 0), its block of memory, then what only the reference reads or
 makes.  The *frame* is words that native code reads: the addresses of all values, the scalars, the
-faults, the kernels' arguments.  In the *block* lies what a program makes and nobody gets.
+faults, the kernels' arguments.  The *block* holds the values that are not outputs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class InBlock:
 
 @dataclass(frozen=True)
 class FailedCheck:
-    """What a fault means: see llvm/native/kernel_run.py.
+    """The meaning of a fault: see llvm/native/kernel_run.py.
 
-    operands  of `node` where the reference is to raise: numbers of values, or places in the block
+    Attributes:
+        operands: The operands of `node`, if the reference is to raise the error: numbers of values,
+        or places in the block.
     """
 
     node: Node
@@ -60,12 +62,13 @@ class FailedCheck:
 class PlannedCall(NamedTuple):
     """One kernel of a run.
 
-    kernel      its name among the program's kernels
-    arguments   of each a value, then the number to add to its address: a pair for each would make
-                thousands of objects that Python's collector goes through
-    check       number of its fault, or -1
-    overwrites  positions of the inputs that it writes over
-    awaits      the number of the one-shot sum that it waits for, or -1
+    Attributes:
+        kernel: Its name among the program's kernels.
+        arguments: For each argument a value, then the number to add to its address. Pairs would be
+        thousands of objects for Python's garbage collector.
+        check: Number of its fault, or -1.
+        overwrites: Positions of the inputs that it writes over.
+        awaits: The number of the one-shot sum that it waits for, or -1.
     """
 
     kernel: str
@@ -80,10 +83,11 @@ class PlannedCall(NamedTuple):
 class ReferenceCall:
     """One node through the reference.
 
-    operands  the values it takes
-    result    the value it makes
-    address   whether kernels read the result
-    dead      values that nothing reads afterwards
+    Attributes:
+        operands: The values it takes.
+        result: The value it makes.
+        address: True if kernels read the result.
+        dead: Values that nothing reads afterwards.
     """
 
     node: Node
@@ -95,7 +99,7 @@ class ReferenceCall:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it computes anything; a view does not."""
+        """Return True if it computes anything; a view does not."""
         return self.node.op not in MAY_SHARE
 
 
@@ -106,22 +110,23 @@ PlannedRun = tuple[PlannedCall, ...] | ReferenceCall
 class ProgramPlan:
     """One program.
 
-    positions   of the inputs that it uses, in the launch's buffers
-    made        (shape, dtype) of the outputs that get new memory
-    values      how many there are
-    constants   (node, offset) in the memory that all launches share
-    fixed       (value, node): constants that the reference reads
-    cells       (slot, dtype) of the scalars that kernels read, in words of the frame
-    scalars     (value, slot, dtype) of those that the reference reads
-    checks      the faults, one word each
-    arguments   words of the frame for the arguments of one run
-    frame       bytes of the frame
-    block       bytes of the block
-    in_block    (value, where): what the reference reads of the block
-    runs        kernels that run without anything else between them, and calls of the reference
-    outputs     (value, how it becomes an output)
-    sums        one-shot sums with other replicas
-    memory      what the kernels do to it is checked: by kernels that find this behind the constants
+    Attributes:
+        positions: Positions of the used inputs in the launch's buffers.
+        made: (shape, dtype) of the outputs that get new memory.
+        values: Number of values.
+        constants: (node, offset) in the memory that all launches share.
+        fixed: (value, node): constants that the reference reads.
+        cells: (slot, dtype) of the scalars that kernels read, in words of the frame.
+        scalars: (value, slot, dtype) of those that the reference reads.
+        checks: The faults, one word each.
+        arguments: Words of the frame for the arguments of one run.
+        frame: Bytes of the frame.
+        block: Bytes of the block.
+        in_block: (value, where): values in the block that the reference reads.
+        runs: Kernels that run without anything else between them, and calls of the reference.
+        outputs: (value, how it becomes an output).
+        sums: One-shot sums with other replicas.
+        memory: The checks of memory, which lie behind the constants; None: none.
     """
 
     positions: tuple[int, ...]
@@ -148,12 +153,12 @@ class ProgramPlan:
 
     @property
     def first_sum(self) -> int:
-        """Where in the frame the words of the sums begin."""
+        """Return where in the frame the words of the sums begin."""
         return word_places([dtype for _, dtype in self.cells], self.values)[-1]
 
     @property
     def first_check(self) -> int:
-        """Where in the frame the faults begin."""
+        """Return where in the frame the faults begin."""
         return self.first_sum + self.sums.words
 
     @property
@@ -167,9 +172,10 @@ def plan_of(
 ) -> tuple[ProgramPlan, dict[str, str]]:  # fmt: skip
     """The program of a graph, and the text of each of its kernels by name.
 
-    donated  positions of the inputs that may be written over
-    written  is told each text of the program as soon as it is there
-    checked  whether every step looks at what its kernels do to memory
+    Args:
+        donated: Positions of the inputs that may be written over.
+        written: Is told each text of the program as soon as it is there.
+        checked: True if every step looks at what its kernels do to memory.
     """
     planner = _Planner(graph, planned_steps(graph, donated, written), donated, checked)
     return planner.plan(), planner.texts
@@ -178,7 +184,7 @@ def plan_of(
 def kernels_of(
     graph: Graph, donated: frozenset[int], checked: bool
 ) -> Iterator[tuple[ProgramStep, KernelCode | None]]:
-    """What each call of that program's runs is, in their order; None: one of the reference."""
+    """Give the kernel of each call of that program's runs, in order; None for the reference's."""
     planner = _Planner(graph, planned_steps(graph, donated), donated, checked)
     planner.plan()
     for step in planner._steps:
@@ -189,10 +195,11 @@ def kernels_of(
 class SteppedPlan:
     """The same program with a run for each step.
 
-    steps  what each run is
-    place  where the value of a node is: the number of the word in the frame that holds an address,
-           and the bytes to add
-    value  the number of what the reference reads or makes, as a tensor
+    Attributes:
+        steps: The step of each run.
+        place: The place of a node's value: the number of the word in the frame that holds an
+            address, and the bytes to add.
+        value: The number of a value that the reference reads or makes, as a tensor.
     """
 
     plan: ProgramPlan
@@ -203,12 +210,12 @@ class SteppedPlan:
 
 
 def stepped_plan_of(graph: Graph, donated: frozenset[int]) -> SteppedPlan:
-    """As `plan_of`, for launches that are looked at."""
+    """Plan as `plan_of` does, for observed launches."""
     return _Planner(graph, planned_steps(graph, donated), donated, checked=False).stepped()
 
 
 class _Planner:
-    """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
+    """The state of planning: `_place` has the buffer of each node: (value, offset)."""
 
     def __init__(
         self, graph: Graph, steps: list[ProgramStep], donated: frozenset[int], checked: bool
@@ -314,7 +321,7 @@ class _Planner:
         return number
 
     def _place_block(self) -> None:
-        """What kernels make and nobody gets: in the block, or in outputs that are filled later."""
+        """Place kernels' inner results: in the block, or in outputs that are filled later."""
         long = max(1, len(self._steps) // SHORT_LIVES)
         lives = Lifetimes(self._steps, self._graph, self._shares, self._place, self._by_reference)
         values = lives.all()
@@ -332,7 +339,9 @@ class _Planner:
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
 
     def _place_frame(self) -> None:
-        """What kernels find in the frame: called when the number of values is known."""
+        """Place the words that kernels read in the frame; called when the number of values is
+        known.
+        """
         types = [node.dtype for node in self._cells]
         *words_of_cells, first_sum = word_places(types, self._values)
         first_check = first_sum + self._sums.planned.words
@@ -429,7 +438,7 @@ class _Planner:
         return FailedCheck(fault.node, fault.error, fault.message, origin, operands)
 
     def _dead_after(self) -> dict[ProgramStep, list[Node]]:
-        """What the reference made, at the reference step after which no one reads it."""
+        """Return the reference's results, by the reference step after which they are dead."""
         made = {n for s in self._steps if not s.is_native for n in s.writes}
         dead: dict[ProgramStep, list[Node]] = {step: [] for step in self._steps}
         seen = set(self._graph.outputs)
@@ -445,7 +454,7 @@ class _Planner:
         return dead
 
     def _outputs(self) -> Iterable[tuple[int, int]]:
-        """How each output becomes a buffer of its own, or an alias of an earlier one."""
+        """Give each output's buffer: one of its own, or an alias of an earlier one."""
         stored = {n for s in self._steps if s.is_native for n in s.writes}
         replacing = {n for s in self._steps for n in s.overwrites}
         seen: set[Node] = set()

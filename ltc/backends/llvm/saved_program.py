@@ -27,20 +27,26 @@ from ltc.backends.llvm.plan import (
     ProgramPlan,
     ReferenceCall,
 )
+from ltc.backends.llvm.resizable import ResizableProgram
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.native import kernel_cache
 from ltc.support.disk_cache import disk_cache
+from ltc.support.sizes.as_json import dumped, fill_trace, loaded, record_of_trace
+from ltc.support.sizes.choices import tracing
+from ltc.support.sizes.extent import SizeTrace
 from ltc.support.version import source_digest
 
 OriginOf = Callable[[int], Origin]
 
 
 def program_name(key: str) -> str:
-    """Names the record of a program.
+    """Return the name of a program's record.
 
-    key  of what is computed; which ltc, torch, machine and settings are added here
+    Args:
+        key: The key of the computation; ltc's, torch's, the machine's and the settings' are added
+            here.
     """
     parts = (
         key, source_digest(), torch.__version__, platform.python_version(),
@@ -64,9 +70,10 @@ def keep(key: str, plan: ProgramPlan) -> None:
 def find(
     key: str, origin_of: OriginOf
 ) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
-    """The program that some process has kept, and its kernels; None where anything is missing.
+    """Return a program from the disk cache, and its kernels; None if anything is missing.
 
-    origin_of  where the call at a position of the recording comes from in this process
+    Args:
+        origin_of: Gives the origin, in this process, of the call at a position of the recording.
     """
     disk = disk_cache()
     if disk is None or not llvm_binding.may_have_compiled():
@@ -79,7 +86,7 @@ def find(
 
 
 def loaded_kernels(plan: ProgramPlan) -> dict[str, kernel_cache.LoadedKernel] | None:
-    """Those that the plan names; None where one is not on the disk."""
+    """Load the kernels that the plan names; return None if one is not on the disk."""
     names = dict.fromkeys(
         call.kernel for run in plan.runs if not isinstance(run, ReferenceCall) for call in run
     )
@@ -196,3 +203,37 @@ def _check(record: list[Any], origin_of: OriginOf) -> FailedCheck:
 
 def _origin(position: int, origin_of: OriginOf) -> Origin | None:
     return None if position < 0 else origin_of(position)
+
+
+# Programs of symbols on disk: what was decided by sizes, and the plan with its expressions.
+
+
+def keep_resizable(key: str, program: ResizableProgram) -> None:
+    """Write the program down; one that holds what only this process knows is left out."""
+    disk = disk_cache()
+    if disk is None:
+        return
+    try:
+        record = [record_of_trace(program.trace), record_of_plan(program.plan)]
+    except Unrecordable:
+        return
+    disk.write(program_name(key), dumped(record).encode())
+
+
+def find_resizable(key: str, origin_of: OriginOf) -> ResizableProgram | None:
+    """The program that some process has kept; None where anything is missing."""
+    disk, trace = disk_cache(), SizeTrace()
+    if disk is None or not llvm_binding.may_have_compiled():
+        return None
+
+    def read(data: bytes) -> Any:
+        of_trace, of_plan = loaded(data, trace)
+        fill_trace(trace, of_trace)
+        return plan_of_record(of_plan, origin_of)
+
+    with tracing(trace):
+        plan = disk.read_as(program_name(key), read)
+        if plan is None:
+            return None
+        kernels = loaded_kernels(plan)
+        return None if kernels is None else ResizableProgram(trace, plan, kernels)

@@ -23,8 +23,9 @@ _FORMATS = {
 def word_places(dtypes: Sequence[torch.dtype], first: int) -> list[int]:
     """The word of the frame in which each begins, and last the word behind them.
 
-    first  the word from which on they lie; one that takes two words lies where torch's kernels can
-           load both at once
+    Args:
+        first: The word from which on they lie; one that takes two words lies where torch's kernels
+            can load both at once.
     """
     places, word = [], first
     for dtype in dtypes:
@@ -36,12 +37,14 @@ def word_places(dtypes: Sequence[torch.dtype], first: int) -> list[int]:
 
 
 class Cells:
-    """How the scalars of one program are written."""
+    """The writers of one program's scalars."""
 
     def __init__(self, cells: Sequence[tuple[int, torch.dtype]], first: int) -> None:
-        """
-        cells   (slot, dtype) of each
-        first   the word of the frame from which on they lie
+        """Prepare the writers.
+
+        Args:
+            cells: (slot, dtype) of each.
+            first: The word of the frame from which on they lie.
         """
         self._cells, self._first = cells, first
         self._numbers = elements_at([slot for slot, _ in cells])

@@ -1,23 +1,24 @@
-"""What a program runs, in order: kernels where there are any, and the reference for the rest."""
+"""The order of a program's steps: kernels where there are any, and the reference for the rest."""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph
-from ltc.ir.loop_nest import Kernel, Product, Unit
+from ltc.ir.loop_nest import READS, Kernel, Product, Unit, Value
 from ltc.ir.node import Node
 from ltc.ir.one_shot import sent_with
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.elementwise import can_compute
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.loops.deduplicate import EqualKernels
+from ltc.llvm.loops.bounds_checks import faults_of
+from ltc.llvm.loops.emitter import kernel_code
 from ltc.llvm.loops.reduction_ops import can_reduce
 from ltc.llvm.native.kernel_run import Fault
 from ltc.llvm.ops.copying import copy_code, fill_code
@@ -42,7 +43,7 @@ _MOVES = frozenset(
 
 
 def is_native(node: Node) -> bool:
-    """Whether a generated kernel can compute the node."""
+    """Return True if a generated kernel can compute the node."""
     types = [node.type, *[n.type for n in node.inputs]]
     if not all(isinstance(t, TensorType) and t.dtype in FORMS and t.size for t in types):
         return False
@@ -58,7 +59,7 @@ def is_native(node: Node) -> bool:
 
 
 def _is_made_alone(node: Node) -> bool:
-    """Whether kernels of its own are generated for a node."""
+    """Return True if kernels of its own are generated for a node."""
     if is_strided_insert(node):
         return all(n.dtype in FORMS and n.size for n in (node, *node.inputs))
     return can_multiply(node)
@@ -68,9 +69,10 @@ def _is_made_alone(node: Node) -> bool:
 class ProgramStep:
     """A kernel, a product, or a node that the reference computes.
 
-    reads, writes  nodes whose buffers it reads, or makes
-    codes          its kernels, in order; the reference has none
-    overwrites     for a store of the kernel: the input whose buffer it takes
+    Attributes:
+        reads, writes: Nodes whose buffers it reads, or makes.
+        codes: Its kernels, in order; the reference has none.
+        overwrites: For a store of the kernel: the input whose buffer it takes.
     """
 
     unit: Unit
@@ -85,12 +87,12 @@ class ProgramStep:
         return not isinstance(self.unit, Node)
 
     def lies_over(self, target: Node) -> None:
-        """What its kernel begins as is there already where that is what it lies over: no copy."""
+        """Drop the copy: the kernel's initial content is there already if it lies over that value."""
         if isinstance(self.unit, Kernel) and self.unit.base is target:
             self._copies, self.codes = self.codes[:1], self.codes[1:]
 
     def lies_elsewhere(self, node: Node) -> None:
-        """It has to store a node in memory of the node's own after all."""
+        """Store a node in memory of its own after all."""
         target = self.overwrites.pop(node)
         if isinstance(self.unit, Kernel) and self.unit.base is target:
             self.codes = self._copies + self.codes
@@ -105,10 +107,12 @@ class ProgramStep:
 def planned_steps(
     graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None
 ) -> list[ProgramStep]:
-    """What a program runs, in order.
+    """Return the steps of a program, in order.
 
-    donated  positions of the inputs that may be written over
-    written  is told the text of each kernel as soon as it is sure to be one of the program's
+    Args:
+        donated: Positions of the inputs that may be written over.
+        written: Called with the text of each kernel as soon as it is sure to be one of the
+            program's.
     """
     steps, outputs, kernels = [], set(graph.outputs), EqualKernels()
     for unit in units_of(graph):
@@ -191,7 +195,7 @@ def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKe
 
 
 def _may_stream(step: ProgramStep, outputs: set[Node]) -> bool:
-    """Whether `_stream_past_caches` may write the step's kernels anew."""
+    """Return True if `_stream_past_caches` may write the step's kernels anew."""
     least = STREAMED_BYTES
     if isinstance(step.unit, Product):
         least = LEFT_BYTES
@@ -205,7 +209,7 @@ def _can_stream(node: Node) -> bool:
 
 
 def _used_up(product: Product) -> set[Node]:
-    """What its epilogue stores beside what it makes of it: the gradient beside the update."""
+    """Return values that the epilogue stores and also reads: the gradient beside the update."""
     stores = product.epilogue.stores if product.epilogue is not None else ()
     operands = {value for store in stores for value in store.value.made_from()}
     return {store.node for store in stores if store.value in operands}
@@ -239,12 +243,13 @@ def _choose_overwrites(
 def _recorded_positions(
     steps: list[ProgramStep], graph: Graph
 ) -> dict[ProgramStep, tuple[int, int]]:
-    """Where each step stood in the recording, and among the steps given: it runs in that order.
+    """Return each step's position in the recording, and among the given steps: it runs in that
+    order.
 
-    Calls recorded close to each other use the same values; in another order these would live longer.
-    Three kinds of steps run as early as they can: one of which no call is known; an update in place,
-    since it frees the gradient; and the start of a collective, whose operands then travel while
-    later steps run.
+    Calls recorded close to each other use the same values; in another order these would live
+    longer. Three kinds of steps run as early as they can: one of which no call is known; an update
+    in place, since it frees the gradient; and the start of a collective, whose operands then travel
+    while later steps run.
     """
     maker = {node: step for step in steps for node in step.writes}
     found: dict[ProgramStep, tuple[int, int]] = {}
@@ -289,7 +294,7 @@ def _nbytes(node: Node) -> int:
 
 
 def _made_by(step: ProgramStep) -> tuple[Node, ...]:
-    """What a step is there for: of a product that goes into an update, the product.
+    """Return the purpose of a step: of a product that goes into an update, the product.
 
     Updates were recorded after all gradients: what makes these would have to live until then.
     """
@@ -299,7 +304,7 @@ def _made_by(step: ProgramStep) -> tuple[Node, ...]:
 
 
 def sent_by(unit: Unit) -> tuple[Node, ...]:
-    """What the start of a collective sends: its inputs but for the token; nothing otherwise."""
+    """Return the operands that a collective's start sends: its inputs but for the token; else ()."""
     node = unit.node if isinstance(unit, Product) else unit
     if not isinstance(node, Node) or node.op is not ops.COLLECTIVE_START:
         return ()
@@ -374,3 +379,61 @@ class _Order:
                         step.lies_elsewhere(node)
                 return step
         raise AssertionError("steps that wait for one another")
+
+
+# --- Kernels that differ in nothing but their buffers are written once ---------------------------
+
+
+class EqualKernels:
+    """The kernels of one program: an optimizer has one for each parameter, few of them different."""
+
+    def __init__(self) -> None:
+        self._codes: dict[Hashable, KernelCode] = {}
+
+    def code(self, kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
+        """Return code as `kernel_code` does; the text is that of an equal kernel, if there was one."""
+        form = form_of(kernel), tuple([node in streamed for node in kernel.writes()])
+        code = self._codes.get(form)
+        if code is None:
+            code = self._codes[form] = kernel_code(kernel, streamed)
+        return replace(code, nodes=(*kernel.reads(), *kernel.writes(), *faults_of(kernel)))
+
+
+# --- the form of a kernel: all that it is but for its buffers ---------------------------------
+
+
+def form_of(kernel: Kernel) -> Hashable:
+    """Equal for kernels that do the same in the same order, with buffers of the same types.
+
+    A buffer is called by the number of its first use: one that is read and written is one.
+    """
+    buffers: dict[Node, int] = {}
+    numbers: dict[Value, int] = {}
+    rows: list[Hashable] = []
+    for value in kernel.values():
+        numbers[value] = len(numbers)
+        operands = tuple([numbers[x] for x in value.operands])
+        data = _data(value, buffers)
+        rows.append((value.kind, value.dtype, operands, value.op, data, value.guards))
+    for store in kernel.stores:
+        place = buffers.setdefault(store.node, len(buffers))
+        rows.append((place, numbers[store.value], store.offset, store.sums))
+    base = None if kernel.base is None else buffers.setdefault(kernel.base, len(buffers))
+    return kernel.space, kernel.depth, tuple(rows), base, tuple([node.type for node in buffers])
+
+
+def _data(value: Value, buffers: dict[Node, int]) -> Hashable:
+    if value.kind in READS:
+        node, *rest = value.data
+        return buffers.setdefault(node, len(buffers)), *rest
+    if isinstance(value.data, Node):  # what a check reports is named after its node
+        return value.data
+    if value.kind == "cell":
+        return _attributes(value.data)
+    data: Hashable = value.data
+    return data
+
+
+def _attributes(attrs: tuple[tuple[str, Any], ...]) -> Hashable:
+    """With the types of the values: 1, 1.0 and True are equal."""
+    return attrs, tuple([value.__class__ for _, value in attrs])

@@ -1,4 +1,4 @@
-"""What attention means: whole matrices of scores, which generated kernels never make."""
+"""The meaning of attention: whole matrices of scores, which generated kernels never make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ KEEP_BITS = 24  # of the uniform number that decides whether a score is dropped
 class ReferenceScores(NamedTuple):
     """Softmax of the scores, made from the logarithms of their sums; and what dropout makes of 1.
 
-    kept  1 / (1 - probability) where a score is kept, 0 where not; None without dropout
+    Attributes:
+        kept: 1 / (1 - probability) where a score is kept, 0 where not; None without dropout.
     """
 
     weights: torch.Tensor
@@ -56,7 +57,7 @@ def scores_of(
 def kept_of(
     shape: tuple[int, ...], seed: torch.Tensor, probability: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """What each weight is multiplied by: 0, or 1 / (1 - probability)."""
+    """Return the factor of each weight: 0, or 1 / (1 - probability)."""
     count = torch.Size(shape).numel()
     bits = random_bits(int(seed) & 0xFFFFFFFFFFFFFFFF, count, KEEP_BITS, 0)
     uniform = torch.from_numpy(bits).reshape(shape).float() * 2.0**-KEEP_BITS
@@ -64,7 +65,7 @@ def kept_of(
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """As it is computed with; a mask stays one."""
+    """Return the tensor as it is computed with; a mask stays one."""
     return x if x.dtype in (torch.bool, torch.float64) else x.float()
 
 

@@ -1,4 +1,4 @@
-"""Which outputs may take the buffer of an input that nobody reads after the launch.
+"""The outputs that may take the buffer of an input that is dead after the launch.
 
 A write over an input comes after every node that can fail, so a launch that raises leaves its
 donated inputs as they were.

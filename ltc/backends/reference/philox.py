@@ -20,9 +20,12 @@ Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def philox(counter: Words, key: tuple[int, int]) -> Words:
     """Four random words for each counter.
 
-    counter  four uint64 arrays of one shape, each element below 2**32
-    key      two integers below 2**32
-    return   four uint64 arrays of that shape, each element below 2**32
+    Args:
+        counter: Four uint64 arrays of one shape, each element below 2**32.
+        key: Two integers below 2**32.
+
+    Returns:
+        Four uint64 arrays of that shape, each element below 2**32.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

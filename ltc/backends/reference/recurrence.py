@@ -1,4 +1,4 @@
-"""What a recurrence means: one step after the other, each over the sequences that it has.
+"""The meaning of a recurrence: one step after the other, each over the sequences that it has.
 
 The formulas take plain tensors, and are differentiable: gradients of gradients come from them.
 States are rounded after every step; what is between is computed in float32 or float64.
@@ -37,9 +37,10 @@ def _replaced(state: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def _scan(rows: Iterable[slice], backward: bool, states: Tensors, step: Step) -> list[torch.Tensor]:
-    """What the steps keep, in the order of time, then the last states.
+    """Return what the steps keep, in the order of time, then the last states.
 
-    backward  whether the steps come last one first
+    Args:
+        backward: True if the steps come last one first.
     """
     kept, now = [], list(states)
     for one in rows:

@@ -1,1 +1,1 @@
-"""Whether values are right: nodes in double precision, and what rounding may make of them."""
+"""Checks of values: nodes in double precision, and the errors that rounding may cause."""

@@ -1,6 +1,6 @@
-"""What nodes compute, as exactly as double precision tells it: each rounded once to its own type.
+"""Nodes' values as exactly as double precision gives them: each rounded once to its own type.
 
-This is what a backend's values are judged by.  The reference in a node's own type would not do: it
+This is what a backend's values are judged by. The reference in a node's own type would not do: it
 has rounding errors of its own, and other ones than the backend's.
 """
 
@@ -27,19 +27,20 @@ Perturb = Callable[[Node, Any, list[Any], Callable[..., Any]], Any]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What values of that type are computed in."""
+    """Return the dtype in which values of that type are computed."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype
 
 
 class Formula:
-    """How some nodes follow from values that are known.
+    """The derivation of some nodes from known values.
 
-    results   what is computed
-    operands  the known nodes that it is computed from
-    scalars   likewise the scalars
-    nodes     what is computed on the way, and the results, in order
+    Attributes:
+        results: The computed nodes.
+        operands: The known nodes that it is computed from.
+        scalars: The scalars that it is computed from.
+        nodes: The nodes computed on the way, and the results, in order.
     """
 
     def __init__(self, results: Iterable[Node], known: Collection[Node]) -> None:
@@ -60,10 +61,11 @@ class Formula:
         perturb: Perturb | None = None,
         rounded: bool = True,
     ) -> list[torch.Tensor]:
-        """Of the results; floats in double precision.
+        """Return the values of the results; floats in double precision.
 
-        perturb  what is done to each value before it is rounded
-        rounded  False: to nothing but double
+        Args:
+            perturb: A change made to each value before it is rounded.
+            rounded: False: round to nothing but double.
         """
         found: dict[Node, Any] = {n: widen(known[n]) for n in self.operands}
         for node in self.scalars:
@@ -85,7 +87,7 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 def _back_to(results: tuple[Node, ...], known: Collection[Node]) -> list[Node]:
-    """What leads from known nodes to the results, operands first; nothing behind a known one."""
+    """Return the nodes from known ones to the results, operands first; none behind a known one."""
     ends = {n for n in known if n not in results}
     order: list[Node] = []
     placed: set[Node] = set()
@@ -114,7 +116,7 @@ def _dead_after(nodes: tuple[Node, ...], results: tuple[Node, ...]) -> list[list
 
 
 def _widened(node: Node) -> Callable[..., Any]:
-    """What computes the node from widened operands."""
+    """Return the function that computes the node from widened operands."""
     if node.op is ops.CHECK:
         return lambda x, holds: x  # of an operand with an error in it, it need not hold
     if node.op in IN_OWN_TYPE:

@@ -1,4 +1,4 @@
-"""Whether the values that a backend made of others are right, and where they are not."""
+"""Judge whether the values that a backend made of others are right, and find the wrong ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ DOUBLE_RELATIVE, DOUBLE_ALLOWED = 1e-9, 1e4
 class Difference:
     """One value of a backend that is wrong.
 
-    node       whose value it is
-    position   of the element that is furthest off
-    found      what the backend made there
-    expected   the exact value, rounded
-    tolerance  how far from it is right
-    count      how many elements are wrong
+    Attributes:
+        node: The node of the value.
+        position: The position of the element that is furthest off.
+        found: The backend's value there.
+        expected: The exact value, rounded.
+        tolerance: The greatest correct distance from it.
+        count: Number of wrong elements.
     """
 
     node: Node
@@ -45,9 +46,10 @@ def difference(
     scalars: Sequence[Any],
     found: Sequence[torch.Tensor],
 ) -> Difference | None:
-    """The first of the formula's results that is not as it follows from what is known, if any.
+    """Return the first of the formula's results that does not follow from the known values, if any.
 
-    found  of each result, what the backend made
+    Args:
+        found: The backend's value of each result.
     """
     exact = formula.values(known, scalars)
     allowed = [_always_allowed(n, x) for n, x in zip(formula.results, exact)]
@@ -105,7 +107,7 @@ def _first_wrong(
 
 
 def unequal(node: Node, expected: torch.Tensor, found: torch.Tensor) -> Difference | None:
-    """Where two values of a node are not the same number, if anywhere."""
+    """Return where two values of a node are not the same number, if anywhere."""
     exact = widen(expected)
     away = deviation(widen(found), exact)
     if not away.any():
@@ -119,9 +121,10 @@ def far_apart(
     other: Sequence[torch.Tensor],
     sample: Sequence[torch.Tensor],
 ) -> Difference | None:
-    """Where two computations of the same in double precision differ by more than its rounding.
+    """Return where two computations in double precision differ by more than their rounding.
 
-    sample  a third one, with errors in each value: what they carry to is what rounding may be
+    Args:
+        sample: A third one, with errors in each value: what they carry to is what rounding may be.
     """
     away = [deviation(x, y) for x, y in zip(other, exact)]
     allowed = [

@@ -91,7 +91,7 @@ class Perturbation:
         return _roundoff(wide(dtype) if self._in_double else dtype)
 
     def _inner(self, dtype: torch.dtype) -> float:
-        """That of what it is computed in."""
+        """Return the error of the dtype in which it is computed."""
         return self._outer(torch.float32 if dtype in LOW_PRECISION else dtype)
 
     def _rounded_off(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _scatters(node: Node, mode: str) -> bool:
 
 
 def _steps_of(node: Node) -> float:
-    """How many roundings a sum of so many terms loses by, where it is made in pieces."""
+    """Return how many roundings a sum of so many terms loses by, if it is made in pieces."""
     terms = max(n.size for n in node.inputs)
     if node.op.kind == "reduce":
         terms //= max(1, node.size)
@@ -130,7 +130,7 @@ def _steps_of(node: Node) -> float:
 
 
 def _added(operands: list[torch.Tensor], compute: Callable[..., Any]) -> torch.Tensor:
-    """What the absolute values of all terms come to."""
+    """Return the sum of all terms' absolute values."""
     terms = [x.abs().to(x.dtype) if is_inexact(x.dtype) else x for x in operands]
     total: torch.Tensor = compute(*terms)
     return total.abs()

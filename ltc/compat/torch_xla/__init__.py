@@ -4,7 +4,7 @@
     python -m ltc.compat.torch_xla script.py args   # or without a change to the script
 
 In the order in which a script meets them: alias_modules makes `torch_xla` and all below it importable,
-out of the one table in alias_table; device_strings teaches torch the device "xla"; xla_device is what
+out of one table; device_strings teaches torch the device "xla"; xla_device is what
 a script gets for a device. The other modules are what torch_xla has under another signature, and
 xla_only is what to do instead where something belongs to XLA itself.
 """

@@ -62,7 +62,8 @@ def _device_as_asked_for(tensor: torch.Tensor) -> Any:
 def _send_kernels_to_ltc() -> None:
     """Kernels of torch's device type XLA: the same call, on ltc.
 
-    What makes a tensor is named one by one: torch would take it apart before anybody else is asked.
+    Overloads that make a tensor are registered one by one: torch would decompose them before it reaches
+    this fallback.
     """
     everywhere = torch.library.Library("_", "IMPL")
     everywhere.fallback(entrance(_on_ltc), "XLA", with_keyset=False)
@@ -78,7 +79,7 @@ def _on_ltc(overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _makes_a_tensor(name: str) -> bool:
-    """Whether the overload takes a device and no tensor, and is not made of others at once."""
+    """Return True if the overload takes a device and no tensor, and is not made of others at once."""
     schema = schema_of(name)
     if schema is None or has_kernel(name, "CompositeImplicitAutograd"):
         return False

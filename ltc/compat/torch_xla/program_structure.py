@@ -32,14 +32,18 @@ def gradient_accumulation(
     model: nn.Module,
     carried_tensors: Sequence[torch.Tensor] | None = None,
 ) -> Any:
-    """The mean loss of a step for each row of the tensors, whose gradients are added up.
+    """Return the mean loss of a step for each row of the tensors, and add up their gradients.
 
-    train_step        of one row of each tensor and the carried ones; its loss, or the loss and what
-                      is carried to the next
-    iterable_tensors  all of one length
-    return            the mean loss; with carried tensors, a tuple of it and of these
+    Args:
+        train_step: Takes one row of each tensor and the carried ones; returns its loss, or the loss
+            and the values carried to the next.
+        iterable_tensors: All of one length.
 
-    Raises ValueError for no tensors, or tensors of different lengths.
+    Returns:
+        The mean loss; with carried tensors, a tuple of it and of these.
+
+    Raises:
+        ValueError: For no tensors, or tensors of different lengths.
     """
     _check_rows(iterable_tensors)
     count, carried = iterable_tensors[0].size(0), list(carried_tensors or ())
@@ -59,18 +63,21 @@ def _check_rows(tensors: Sequence[torch.Tensor]) -> None:
         raise ValueError("gradient_accumulation: iterable_tensors is empty; give it a batch.")
     for position, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
-            raise ValueError(f"Element {position} of iterable_tensors is no tensor, or is empty.")
+            raise ValueError(
+                f"Element {position} of iterable_tensors is not a tensor, or is empty."
+            )
         if tensor.size(0) != tensors[0].size(0):
             raise ValueError(
                 f"Element {position} of iterable_tensors has {tensor.size(0)} rows, and element 0 "
-                f"{tensors[0].size(0)}: they are walked over together."
+                f"{tensors[0].size(0)}: all elements need the same number of rows."
             )
 
 
 def scan(fn: Callable, init: Any, xs: Any, **_: Any) -> tuple[Any, Any]:
     """The last carry, and every result, of `carry, y = fn(carry, x)` over the rows of `xs`.
 
-    xs  a tensor, or nested tuples, lists and dicts of them; so is what `fn` returns
+    Args:
+        xs: A tensor, or nested tuples, lists and dicts of them; so is what `fn` returns.
     """
     leaves: list[torch.Tensor] = []
     _mapped(leaves.append, xs)
@@ -92,7 +99,7 @@ def _mapped(function: Callable, *nests: Any) -> Any:
 
 
 def scan_layers(layers: Iterable[nn.Module], input_data: Any, **_: Any) -> Any:
-    """What the layers, one behind the other, make of the input."""
+    """Apply the layers to the input, one behind the other."""
     for layer in layers:
         input_data = layer(input_data)
     return input_data
@@ -101,9 +108,9 @@ def scan_layers(layers: Iterable[nn.Module], input_data: Any, **_: Any) -> Any:
 def while_loop(
     cond_fn: Callable, body_fn: Callable, carried_inputs: Sequence, additional_inputs: Any = None
 ) -> tuple:
-    """What `carried = body_fn(*carried)` makes while `cond_fn(*carried)` is true.
+    """Return the last `carried = body_fn(*carried)` while `cond_fn(*carried)` is true.
 
-    Each turn reads the condition, and so runs what is pending.
+    Each turn reads the condition, and so runs the pending calls.
     """
     carried, more = tuple(carried_inputs), tuple(additional_inputs or ())
     while bool(cond_fn(*carried, *more)):

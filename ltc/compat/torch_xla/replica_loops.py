@@ -20,11 +20,11 @@ _PREFETCH = {"loader_prefetch_size": 16, "device_prefetch_size": 8}  # torch_xla
 
 
 def _loader_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What ltc's loader takes of torch_xla's keywords; one thread uploads, in order."""
+    """Return torch_xla's keywords that ltc's loader takes; one thread uploads, in order."""
     if options.get("input_sharding") is not None:
         raise XlaOnly(
-            "A loader with input_sharding: sharding by XLA's compiler is part of XLA. Leave it out: "
-            "each process loads its own part of the data."
+            "A loader with input_sharding: sharding by XLA's compiler is part of XLA. Omit the "
+            "argument: each process loads its own part of the data."
         )
     left_out = ("input_sharding", "host_to_device_transfer_threads")
     return {**_PREFETCH, **{name: v for name, v in options.items() if name not in left_out}}
@@ -85,7 +85,9 @@ class XlaDataParallel(DataParallel):
         return [str(shown(device)) for device in super().devices]
 
     def __call__(self, loop_fn: Callable, loader: Iterable, *args: Any, **kwargs: Any) -> list:
-        """What `loop_fn(model, loader, device, context, **kwargs)` returns, in device order."""
+        """Return the results of `loop_fn(model, loader, device, context, **kwargs)`, in device
+        order.
+        """
         return super().__call__(_with_shown_device(loop_fn), loader, *args, **kwargs)
 
 

@@ -38,9 +38,10 @@ class XlaFullyShardedDataParallel(FullyShardedDataParallel):
     ) -> None:
         if sharding_groups is not None or auto_wrapper_callable is not None:
             raise XlaOnly(
-                "XlaFullyShardedDataParallel with sharding_groups or auto_wrapper_callable: it is "
-                "PyTorch's here. Use torch.distributed.fsdp.FullyShardedDataParallel with a "
-                "process_group or a device_mesh, and wrap inner modules by hand."
+                "XlaFullyShardedDataParallel with sharding_groups or auto_wrapper_callable: ltc uses "
+                "PyTorch's FSDP, which lacks them. Use "
+                "torch.distributed.fsdp.FullyShardedDataParallel with a process_group or a "
+                "device_mesh, and wrap inner modules by hand."
             )
         if options:
             ignored("fsdp_options", f"PyTorch's own FSDP has no {', '.join(options)}")
@@ -70,7 +71,9 @@ class XlaFullyShardedDataParallel(FullyShardedDataParallel):
 def _precision(
     compute: torch.dtype | None, buffers: torch.dtype | None, reduce_in_float32: bool
 ) -> MixedPrecision | None:
-    """What is computed, reduced and kept in another type than the parameters' float32; None: nothing."""
+    """Return the types that differ from the parameters' float32: computed, reduced, kept; None:
+    none.
+    """
     if compute in (None, torch.float32) and buffers is None:
         return None
     return MixedPrecision(compute, torch.float32 if reduce_in_float32 else compute, buffers)

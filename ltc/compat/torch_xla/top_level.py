@@ -11,9 +11,9 @@ import ltc
 from ltc import config
 from ltc.compat.torch_xla.xla_device import XlaDevice, native, shown
 from ltc.compat.torch_xla.xla_only import set_custom_compile_options
-from ltc.debug import metrics
 from ltc.device.hooks import names
 from ltc.distributed.lazy_multiprocessing import spawn
+from ltc.support.observation import metrics
 
 
 def device(index: int | None = None) -> XlaDevice:
@@ -28,7 +28,7 @@ def devices() -> list[XlaDevice]:
 
 
 def device_count() -> int:
-    """How many devices this process has."""
+    """Return how many devices this process has."""
     return ltc.device_count()
 
 
@@ -69,10 +69,11 @@ def compile(
     max_different_graphs: int | None = None,
     custom_compile_options: dict | None = None,
 ) -> Any:
-    """A function each of whose calls is one step; a decorator or a context without `f`.
+    """Return a function of which each call is one step; without `f`, a decorator and context.
 
-    full_graph            RuntimeError where a value is asked for before the end
-    max_different_graphs  RuntimeError once more steps than that were not like one before
+    Args:
+        full_graph: Raise RuntimeError if a value is read before the end of the function.
+        max_different_graphs: Raise RuntimeError once the function has recorded more graphs.
     """
     if custom_compile_options:
         set_custom_compile_options(custom_compile_options)
@@ -81,13 +82,13 @@ def compile(
 
 
 class CompiledRegion:
-    """What runs as one step of its own: a `with` block, or each call of a function."""
+    """A region that runs as one step of its own: a `with` block, or each call of a function."""
 
     def __init__(
         self, name: str = "", full_graph: bool = False, most_graphs: int | None = None
     ) -> None:
         self._name, self._full_graph, self._most_graphs = name, full_graph, most_graphs
-        self._graphs = 0  # runs that recorded what no run before had
+        self._graphs = 0  # runs that recorded a new path
         self._counts: list[metrics.counted] = []  # of the blocks that are open
 
     def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +120,7 @@ class CompiledRegion:
         if self._full_graph and counts["EarlySyncLiveTensorsCount"]:
             raise RuntimeError(
                 "Unexpected execution happens inside the compiled function, exiting: "
-                f"{self._name or 'the block'} asked for a tensor's value before its end. Return the "
+                f"{self._name or 'the block'} read a tensor's value before its end. Return the "
                 "tensor and read it after the call, or leave out full_graph=True."
             )
         self._graphs += bool(counts["RecordedEntries"])
@@ -127,7 +128,7 @@ class CompiledRegion:
             raise RuntimeError(
                 "Maximum number of different graphs allowed per function exceeded: "
                 f"{self._most_graphs}. {self._name or 'The block'} has recorded {self._graphs}. Pad "
-                "its inputs to fewer shapes, and keep Python numbers that change out of it; "
+                "its inputs to fewer shapes, and pass changing Python numbers as tensors; "
                 "LTC_DUMP=simplify shows each graph."
             )
 
@@ -136,7 +137,7 @@ _eager = contextlib.ExitStack()  # open while each call runs when it is made
 
 
 def eager_mode(enable: bool) -> None:
-    """Whether each call runs when it is made, in place of a whole step."""
+    """Run each call when it is made, in place of a whole step, or stop doing so."""
     ltc.sync()
     _eager.close()
     if enable:
@@ -144,7 +145,7 @@ def eager_mode(enable: bool) -> None:
 
 
 def is_eager_mode() -> bool:
-    """Whether each call runs when it is made."""
+    """Return True if each call runs when it is made."""
     return bool(config.value("LTC_TIER") == "op_by_op")
 
 

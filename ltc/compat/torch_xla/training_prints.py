@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltc.core import lazy_model as ltm
-from ltc.debug import metrics
+from ltc.support.observation import metrics
 
 
 def now(format: str = "%H:%M:%S") -> str:

@@ -20,7 +20,7 @@ from ltc.compat.torch_xla.xla_model import (
 from ltc.core import lazy_model as ltm
 from ltc.debug import graphs
 from ltc.device.recording.tensors import upload_many
-from ltc.utils import transfer
+from ltc.training_loop import transfer
 
 
 def get_git_revs() -> dict[str, str]:

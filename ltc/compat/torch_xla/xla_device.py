@@ -1,4 +1,4 @@
-"""What a script for torch_xla gets where it asks for a device: it says "xla", and torch sees ltc's."""
+"""The device of a script for torch_xla: it prints as "xla", and torch sees ltc's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _parts(device: str | torch.device) -> tuple[str, int | None]:
 
 
 def is_xla(device: Any) -> bool:
-    """Whether it names an XLA device: "xla", "xla:1", torch.device("xla")."""
+    """Return True if it names an XLA device: "xla", "xla:1", torch.device("xla")."""
     if isinstance(device, torch.device):
         return device.type == XLA
     return isinstance(device, str) and str(device).partition(":")[0] == XLA
@@ -89,6 +89,6 @@ def native(device: Any) -> Any:
 
 
 def shown(device: Any = None) -> XlaDevice:
-    """How a script is given one of ltc's devices; the thread's current one where None."""
+    """Return one of ltc's devices as scripts see it; the thread's current one for None."""
     chosen = current_device() if device is None else device_of(native(device))
     return XlaDevice(chosen.index)

@@ -28,7 +28,7 @@ class MemoryInfo(TypedDict):
 
 
 class DeviceContext:
-    """What a script may keep with a device: its attributes are the script's own."""
+    """The attributes that a script may keep with a device."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -113,7 +113,7 @@ def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None)
     if input_sharding is not None:
         raise XlaOnly(
             "send_cpu_data_to_device(input_sharding=...): sharding by XLA's compiler is part of XLA. "
-            "Leave it out, and cut the batch with torch.distributed.tensor.distribute_tensor."
+            "Omit the argument, and cut the batch with torch.distributed.tensor.distribute_tensor."
         )
     return ltm.send_cpu_data_to_device(datas, native(device))
 

@@ -1,4 +1,4 @@
-"""What belongs to XLA itself: names that say what to do instead, and advice that changes nothing."""
+"""Parts of XLA itself: names that say what to do instead, and advice that changes nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from ltc.debug import metrics
 from ltc.errors import Unsupported
+from ltc.support.observation import metrics
 from ltc.tracebacks import is_users
 
 
@@ -36,7 +36,7 @@ class _StandIn(type):
 
 
 def stand_in(alias: str, reason: str) -> type:
-    """What stands under the name `alias`: importing it is fine, any use of it raises XlaOnly."""
+    """Return a stand-in under the name `alias`: importing it is fine, any use of it raises XlaOnly."""
     return _StandIn(alias.rpartition(".")[2], (), {"alias": alias, "reason": reason})
 
 
@@ -44,7 +44,7 @@ _warned: set[str] = set()
 
 
 def ignored(what: str, because: str) -> None:
-    """A hint to XLA that changes no result: counted, and told once."""
+    """Count a hint to XLA that changes no result, and warn of it once."""
     metrics.count(f"torch_xla.ignored.{what}")
     if what not in _warned:
         _warned.add(what)
@@ -53,7 +53,7 @@ def ignored(what: str, because: str) -> None:
 
 
 def _level_of_the_user() -> int:
-    """How far above the caller the user's line is."""
+    """Return how far above the caller the user's line is."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
@@ -71,8 +71,8 @@ def set_custom_compile_options(options: dict) -> None:
 
 @contextlib.contextmanager
 def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[None]:
-    """A block whose buffers may be written over: ltc finds by itself which ones may."""
-    ignored("buffer_donation", "it finds by itself which memory a program may write over")
+    """A block whose buffers may be written over: ltc determines itself which ones may."""
+    ignored("buffer_donation", "it determines itself which memory a program may write over")
     yield
 
 
@@ -88,17 +88,17 @@ def set_mat_mul_precision(precision: str) -> None:
     """Matrix products of float32 are computed in float32, whatever is asked for."""
     global _precision
     if precision not in _PRECISIONS:
-        raise ValueError(f"precision {precision!r} is none of {', '.join(_PRECISIONS)}.")
+        raise ValueError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}.")
     if precision != "highest":
         ignored("mat_mul_precision", "its products of float32 are always computed in float32")
     _precision = precision
 
 
 def get_mat_mul_precision() -> str:
-    """What was set last; "highest" at first."""
+    """Return the value set last; "highest" at first."""
     return _precision
 
 
 def set_full_mat_mul_precision(use_full_mat_mul_precision: bool = True) -> None:
-    """What older releases have for set_mat_mul_precision."""
+    """Set the precision, as older releases do in place of set_mat_mul_precision."""
     set_mat_mul_precision("highest" if use_full_mat_mul_precision else "default")

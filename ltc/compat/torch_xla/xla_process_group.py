@@ -30,5 +30,5 @@ def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _meet(url: str, timeout: Any = dist.default_pg_timeout, **_: Any) -> Iterator[tuple]:
-    """The processes of this run, whoever started them: no MASTER_ADDR or RANK is needed."""
+    """Give the processes of this run, under any launcher: no MASTER_ADDR or RANK is needed."""
     return dist.rendezvous(f"{DEVICE_TYPE}://", timeout=timeout)

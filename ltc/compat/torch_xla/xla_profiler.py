@@ -12,7 +12,7 @@ from torch.profiler import profile
 
 import ltc
 from ltc.compat.torch_xla.xla_only import ignored
-from ltc.debug.profiler import Trace
+from ltc.support.observation.profiler import Trace
 
 _FILE = Path("plugins", "profile", "ltc", "trace.json")  # below the folder, where TensorBoard looks
 _running: list[tuple[profile, Path]] = []  # one at most

@@ -27,17 +27,17 @@ def set_device_type(pjrt_device: str) -> None:
 
 
 def using_pjrt() -> bool:
-    """Whether each process has devices of its own: always."""
+    """Return True: each process has devices of its own."""
     return True
 
 
 def is_bf16_supported() -> bool:
-    """Whether tensors may be bfloat16: always."""
+    """Return True: tensors may be bfloat16."""
     return True
 
 
 def is_spmd() -> bool:
-    """Whether XLA shards programs by itself: never."""
+    """Return False: XLA never shards programs by itself here."""
     return False
 
 
@@ -81,17 +81,17 @@ global_runtime_device_count = global_device_count
 
 
 def runtime_device_attributes(device: Any) -> dict[str, Any]:
-    """What is known of a device: its vendor's name."""
+    """Return the known facts of a device: its vendor's name."""
     return {"name": str(device), "kind": xla_device_kind(device)}
 
 
 def global_runtime_device_attributes() -> list[dict[str, Any]]:
-    """What is known of each device of this process."""
+    """Return the known facts of each device of this process."""
     return [runtime_device_attributes(device) for device in get_xla_supported_devices()]
 
 
 def get_master_ip() -> str:
-    """Where the first process of the run is."""
+    """Return the address of the first process of the run."""
     return str(config.value("MASTER_ADDR"))
 
 
@@ -103,5 +103,5 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
 
 
 def get_num_cached_compilation_graph() -> int:
-    """How many compiled programs this process keeps."""
+    """Return how many compiled programs this process keeps."""
     return len(PROGRAMS)

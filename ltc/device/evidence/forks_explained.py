@@ -1,4 +1,4 @@
-"""Where a recording left every path that was known: what was expected there, and what came."""
+"""The places where a recording left every known path: the expected call, and the actual one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ _IGNORED = ("pin_memory", "non_blocking")
 _SHAPE_ARGUMENTS = ("size", "shape")
 
 CURES = {
-    "shape": "pad to one shape or set drop_last=True; or leave it: a shape that comes back finds "
-    "its program",
+    "shape": "pad to one shape or set drop_last=True; or change nothing: a shape that comes back "
+    "reuses its program",
     "dtype": "give the data one dtype before the step",
-    "number": "keep it the same, or hand it over as a tensor on the device (index_select, where)",
-    "operation": "torch.where in place of a Python if; do what is rare in a step of its own",
-    "operand": "let the same tensors be read in the same order in each step",
-    "longer": "mark the step at the same place each time; do what is rare in a step of its own",
+    "number": "keep it constant, or pass it as a tensor on the device (index_select, where)",
+    "operation": "use torch.where in place of a Python if; give rare work a step of its own",
+    "operand": "use the same tensors in the same order in each step",
+    "longer": "mark the step at the same place each time; give rare work a step of its own",
 }
 
 
 class Reason(NamedTuple):
-    """reason: a word for it; text: what was expected and what came."""
+    """reason: a word for the difference; text: the expected and the actual call."""
 
     reason: str
     text: str
 
 
 class Fork:
-    """The first place where a recording left what was known.
+    """The first place where a recording left the known paths.
 
-    expected  key of what went on from here the last time; None where a recording ended here
-    came      key of what came instead
-    line      the user's line that recorded what was expected
+    Args:
+        expected: Key of the call that followed here the last time; None where a recording ended.
+        came: Key of the actual call.
+        line: The user's line that recorded the expected call.
     """
 
     __slots__ = ("expected", "came", "line", "stack")
@@ -50,14 +51,15 @@ class Fork:
     @property
     def difference(self) -> Reason:
         if self.expected is None:
-            return Reason("longer", f"expected the end of the step; {_called(self.came)} came")
+            return Reason("longer", f"expected the end of the step, got {_called(self.came)}")
         return _difference(self.expected, self.came, self.line)
 
 
 def fork_at(last: Any, following: Any, came: Any) -> Fork | None:
-    """What to keep where `came` is new behind the entry `last`; None where nothing was known.
+    """Return the fork if `came` is new behind the entry `last`; None if no entry was known there.
 
-    following  the entry that was expected
+    Args:
+        following: The entry that was expected.
     """
     if following.call is not None:
         return Fork(following.key, came, line_of(following))
@@ -65,7 +67,7 @@ def fork_at(last: Any, following: Any, came: Any) -> Fork | None:
 
 
 def line_of(entry: Any) -> str:
-    """The user's line of an entry; of an input, that of the first call behind it."""
+    """Return the user's line of an entry; for an input, the line of the first call after it."""
     while entry.call is not None and not entry.call.line and entry.next.call is not None:
         entry = entry.next
     return entry.call.line if entry.call is not None else ""
@@ -78,18 +80,18 @@ def _difference(expected: Any, came: Any, line: str) -> Reason:
     if expected[0] is not came[0]:
         reason = "dtype" if came[0] is torch.ops.aten._to_copy.default else "operation"
         where = f" at {line}" if line else ""
-        return Reason(reason, f"expected {_called(expected)}{where}; {_called(came)} came")
+        return Reason(reason, f"expected {_called(expected)}{where}, got {_called(came)}")
     if expected[0] == _INPUT:
         return _of_inputs(expected, came)
     for position, (before, now) in enumerate(zip(expected[1:], came[1:])):
         if before is not now and before != now:
             return _of_arguments(expected[0], position, before, now)
-    return Reason("operation", f"expected {_called(expected)} as before; it came another way")
+    return Reason("operation", f"expected {_called(expected)} as before, got another form of it")
 
 
 def _of_inputs(expected: Any, came: Any) -> Reason:
     (_, shape, dtype, *_), (_, new_shape, new_dtype, *_) = expected, came
-    text = f"expected an input {type_text(shape, dtype)}; {type_text(new_shape, new_dtype)} came"
+    text = f"expected an input {type_text(shape, dtype)}, got {type_text(new_shape, new_dtype)}"
     if dtype is not new_dtype:
         return Reason("dtype", f"{text}: another dtype")
     return Reason("shape", f"{text}: {_dimensions(shape, new_shape)}")
@@ -108,9 +110,9 @@ def _of_arguments(overload: Any, position: int, before: Any, now: Any) -> Reason
     name, called = _argument(overload, position), name_of_overload(overload)
     if isinstance(before, CallResult) and isinstance(now, CallResult):
         return _of_operands(called, name, before, now)
-    change = f"expected {called} with {name} {_value(before)}; {_value(now)} came"
+    change = f"expected {called} with {name} {_value(before)}, got {_value(now)}"
     if isinstance(before, CallResult) or isinstance(now, CallResult):
-        return Reason("operand", f"{change}: a tensor more or less")
+        return Reason("operand", f"{change}: one is a tensor, the other is not")
     if isinstance(before, torch.dtype) and isinstance(now, torch.dtype):
         return Reason("dtype", f"{change}: another dtype")
     if name in _SHAPE_ARGUMENTS:
@@ -121,7 +123,7 @@ def _of_arguments(overload: Any, position: int, before: Any, now: Any) -> Reason
 
 
 def _of_operands(called: str, name: str, before: CallResult, now: CallResult) -> Reason:
-    text = f"expected {called} with {name} {value_text(before)}; {value_text(now)} came"
+    text = f"expected {called} with {name} {value_text(before)}, got {value_text(now)}"
     if before.dtype is not now.dtype:
         return Reason("dtype", text)
     reason = "shape" if before.shape != now.shape else "operand"
@@ -154,10 +156,10 @@ def value_text(value: CallResult) -> str:
 
 
 def _made_by(value: CallResult) -> str:
-    if value.call.overload == _INPUT:
-        return "that the step is given"
     if value.call.overload == _RUN:
-        return "that has run op by op"
+        return "of an immediate call" if value.noted is None else _made_by(value.noted)
+    if value.call.overload == _INPUT:
+        return "given as an input of the step"
     return f"made by {value.call.name}" + (f" at {value.call.line}" if value.call.line else "")
 
 
@@ -169,7 +171,7 @@ def _called(key: Any) -> str:
 
 
 def _value(part: Any) -> str:
-    """A part of a key in the user's words: a number, a list, a kind of number."""
+    """Return a part of a key as the user wrote it: a number, a list, a kind of number."""
     if isinstance(part, CallResult):
         return type_text(part.shape, part.dtype)
     if isinstance(part, type):

@@ -1,1 +1,3 @@
-"""What torch's own Python code expects of a device: names, streams, generators, autocast, checks."""
+"""The parts of a device that torch's own Python expects: names, streams, generators, autocast,
+checks.
+"""

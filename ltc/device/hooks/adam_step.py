@@ -16,6 +16,7 @@ import torch
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.ops import adam_overload
 from ltc.device.recording.tensors import is_lazy
+from ltc.native.core import CORE
 from ltc.support.torch_private import ADAM_ON_LISTS, is_profiled
 from ltc.tracebacks import entrance
 
@@ -61,12 +62,12 @@ def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
 
 def _overload() -> Callable[..., Any]:
     """ltc::adam_, or its kernel where nothing else sees the call: torch would hand on each tensor."""
-    seen = torch.is_grad_enabled() or is_profiled()
+    seen = torch.is_grad_enabled() or is_profiled() or CORE is not None
     return torch.ops.ltc.adam_ if seen else adam_overload.recorded
 
 
 def _are_plain(options: dict[str, Any]) -> bool:
-    """Whether its numbers are numbers, in no mode that would see other calls than torch's."""
+    """Return True if the options are plain numbers, and no mode is active that sees other calls."""
     numbers = (options["lr"], options["beta1"], options["beta2"])
     return (
         all(isinstance(number, (int, float)) for number in numbers)
@@ -77,7 +78,9 @@ def _are_plain(options: dict[str, Any]) -> bool:
 
 
 def _are_alike(lists: tuple[Tensors, ...], has_maxima: bool) -> bool:
-    """Whether all are tensors of one device of ltc's, of one type, and no subclass of torch.Tensor."""
+    """Return True if all are tensors of one ltc device, of one type, and no subclass of
+    torch.Tensor.
+    """
     params, grads, averages, squares, maxima = lists
     used = [*params, *grads, *averages, *squares, *(maxima if has_maxima else ())]
     if not params or not _PLAIN.issuperset(map(type, used)) or not is_lazy(params[0]):
@@ -90,8 +93,8 @@ def _common_count(steps: Tensors) -> float | None:
     """After this step; None where not all on the CPU, or some have made more than others."""
     if not all(map(_is_cpu, steps)) or set(map(_dtype, steps)) != {torch.float32}:
         return None
-    before = {step.item() for step in steps}
-    return before.pop() + 1.0 if len(before) == 1 else None
+    before = [step.item() for step in steps]
+    return before[0] + 1.0 if before.count(before[0]) == len(before) else None
 
 
 def _numbers(
@@ -118,9 +121,10 @@ def _numbers(
 
 
 def _as_float(number: float | None) -> float | None:
-    """As torch hands it on: numpy's is a float of another class, and one that replay traces is, too.
+    """Return the number as torch hands it on: floats of other classes become plain ones.
 
-    The latter would take `float` for a look at its value, on which what follows depends.
+    NumPy's float is of another class, and so is one that replay traces. For replay, `float` would
+    be a read of its value, on which what follows depends.
     """
     if isinstance(number, float):
         return float.__pos__(number)

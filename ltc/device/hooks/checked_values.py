@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ltc.device.recording.fast_path import lazily_built
 from ltc.device.recording.tensors import is_lazy
+from ltc.native.core import KERNEL_KEY
 from ltc.support.torch_private import (
     DispatchKey,
     dispatch_mode_depth,
@@ -41,7 +42,7 @@ def define(library: torch.library.Library) -> None:
     """Define the overloads, each with a kernel that records it."""
     for name, arguments in SCHEMAS.items():
         library.define(name + arguments)
-        library.impl(name, _RECORDED[name], "PrivateUse1")
+        library.impl(name, _RECORDED[name], KERNEL_KEY)
     library.impl("one_hot", F.one_hot, "CPU")
     library.impl("one_hot", lambda x, classes: x.new_empty((*x.shape, classes)), "Meta")
     library.impl("quantile_fractions", _fractions_of_cpu, "CPU")
@@ -65,7 +66,7 @@ class _Fractions(torch.autograd.Function):
 
 
 def _is_followed() -> bool:
-    """Whether a transform, a mode or a trace is to see torch's own formula."""
+    """Return True if a transform, a mode or a trace is to see torch's own formula."""
     modes = function_mode_depth() or dispatch_mode_depth() or is_forward_mode()
     return bool(modes or is_transformed() or torch.jit.is_tracing())
 
@@ -112,7 +113,7 @@ def install(library: torch.library.Library) -> None:
         packet, _, overload = name.partition(".")
         by_key = kernel_of_key(getattr(getattr(aten, packet), overload or "default"))
         made = entrance(_unless_followed(kernel, _composite(by_key)))
-        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        for key in (KERNEL_KEY, "AutogradPrivateUse1"):
             library.impl(name, made, key)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call
-from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import default_dtype_changed
 from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import exclusively, flush, flush_other_thread, wait_device_ops
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
+from ltc.support.observation import metrics
 from ltc.support.torch_private import DEFAULT_DTYPE_SETTERS
 
 CHANGED = "ltc::default"
@@ -52,15 +52,15 @@ def _announced(setter: Callable[[Any], None]):
 
 
 def _may_go_on(recorder: Recorder) -> bool:
-    """Whether nothing that is pending depends on the type; a path of symbols has no such entries."""
-    if recorder.nothing_pending or recorder.op_by_op is not None:
+    """Return True if no pending call depends on the type; a path of symbols has no such entries."""
+    if recorder.nothing_pending or recorder.immediate is not None:
         return False
     last = recorder.last
     return recorder.thread == get_ident() and last.of is None and not last.follows_default
 
 
 def _go_on(recorder: Recorder) -> None:
-    if recorder.op_by_op is None:
+    if recorder.immediate is None:
         dtype, line = torch.get_default_dtype(), user_line()
         recorder.advance((CHANGED, dtype), lambda: Call(CHANGED, (dtype,), {}, line=line))
 

@@ -1,8 +1,24 @@
-"""torch.ltc: what PyTorch code expects of a device module."""
+"""torch.ltc: the ltc device, with the functions of torch.cuda and torch.accelerator.
+
+`device` is an index, a string, a torch.device, or None for the thread's current device.
+
+- Devices: device_count, current_device, set_device, exchange_device, device, is_available,
+  is_initialized, init, get_device_name, get_device_capability, get_device_properties, synchronize.
+- Random numbers: manual_seed, manual_seed_all, seed, seed_all, initial_seed, get_rng_state,
+  set_rng_state, get_rng_state_all, set_rng_state_all.
+- Memory: memory_allocated, max_memory_allocated, memory_reserved, max_memory_reserved,
+  memory_stats, memory_summary, memory_snapshot, mem_get_info, reset_peak_memory_stats,
+  reset_accumulated_memory_stats, empty_cache, empty_host_cache.
+- Precision, streams and events: get_amp_supported_dtype, is_bf16_supported, Stream, Event,
+  current_stream, default_stream, set_stream, stream.
+
+Settings are in torch.backends.ltc; `torch.Generator("ltc")` makes a generator.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -10,14 +26,16 @@ from typing import Any
 import torch
 from torch.types import Device as DeviceLike
 
-from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
+from ltc.device.hooks.streams import Event, Stream
 from ltc.device.recording.recorder import Device, devices
 from ltc.device.recording.sync import end_what_runs_at_once
 from ltc.device.recording.sync import synchronize as _synchronize
 from ltc.device.recording.tensors import current_device as _current_device
 from ltc.device.recording.tensors import device_of, set_current_device
+from ltc.device.torch_device import DTYPES, state_if_any
 from ltc.runtime.account import Account, account_of
 from ltc.runtime.transfers import backend
+from ltc.support.module_names import models
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import entrance
 
@@ -47,10 +65,12 @@ class device(contextlib.ContextDecorator):
 
 
 def is_available() -> bool:
+    """Return True: every machine has an ltc device."""
     return True
 
 
 def is_initialized() -> bool:
+    """Return True: `import ltc` has done it."""
     return True
 
 
@@ -89,11 +109,19 @@ def _is_negative(device: DeviceLike) -> bool:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
+    """Return the processor's name; of another backend than ltc's own, its name for the device."""
     return _information(device).name
 
 
 def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
+    """Return (0, 0), which is less than any GPU's: no check for a GPU's instructions passes."""
     return (0, 0)
+
+
+def capability(device: DeviceLike = None) -> dict[str, set[torch.dtype]]:
+    """Return torch.accelerator.get_device_capability(): the dtypes of tensors on the device."""
+    _device(device)  # raises if there is no such device
+    return {"supported_dtypes": set(DTYPES)}
 
 
 def get_device_properties(device: DeviceLike = None):
@@ -142,6 +170,7 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
+    """Return the seed of the current device."""
     return _current_device().random.initial
 
 
@@ -151,14 +180,17 @@ def get_rng_state(device: DeviceLike = DEVICE_TYPE) -> torch.Tensor:
 
 
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = DEVICE_TYPE) -> None:
+    """Give a device the random state that `get_rng_state` has returned."""
     _device(device).random.restore(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
+    """Return the random state of each device of this process."""
     return [one.random.as_tensor() for one in devices()]
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Give each device the random state that `get_rng_state_all` has returned for it."""
     for one, state in zip(devices(), new_states):
         one.random.restore(state)
 
@@ -183,14 +215,17 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
+    """Return memory_allocated(): nothing is kept in reserve."""
     return memory_allocated(device)
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
+    """Return max_memory_allocated(): nothing is kept in reserve."""
     return max_memory_allocated(device)
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    """Let max_memory_allocated() begin again with the bytes that are held now."""
     account = _account(device)
     account.peak = account.bytes
 
@@ -214,6 +249,87 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     }
 
 
+def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
+    """Return the figures of `memory_stats` as a table for people.
+
+    Args:
+        abbreviated: Leave out the number of buffers.
+
+    Example:
+        >>> kept = torch.ones(1 << 20, device="ltc")
+        >>> print(torch.ltc.memory_summary())
+        ltc:0                        now           peak
+        allocated        ...MiB...MiB
+        buffers          ...
+    """
+    chosen = _device(device)
+    stats = memory_stats(chosen.torch_device)
+    now, peak = (stats[f"allocated_bytes.all.{when}"] / 2**20 for when in ("current", "peak"))
+    lines = [
+        f"{chosen.torch_device!s:12} {'now':>15} {'peak':>15}",
+        f"{'allocated':12} {now:11.2f} MiB {peak:11.2f} MiB",
+    ]
+    if not abbreviated:
+        made, freed = (stats[f"allocation.all.{what}"] for what in ("allocated", "freed"))
+        lines.append(
+            f"{'buffers':12} {stats['allocation.all.current']:15}   made {made}, freed {freed}"
+        )
+    return "\n".join(lines)
+
+
+def memory_snapshot(device: DeviceLike = None) -> list[dict[str, Any]]:
+    """Return a dictionary for each live buffer of the device, the largest first.
+
+    Each has the keys of a segment of torch.cuda.memory_snapshot() that apply: device, total_size,
+    allocated_size, active_size, segment_type, and blocks. `shape` and `dtype` are the buffer's, and
+    `name` is "weight" or "0.bias" for a parameter of a model. Buffers that no Python tensor holds, such
+    as values that autograd keeps, are one last entry, so that the sizes add up to memory_allocated().
+
+    Example:
+        >>> kept = torch.ones(3, 4, device="ltc")
+        >>> [one["total_size"] for one in torch.ltc.memory_snapshot() if one["shape"] == (3, 4)]
+        [48]
+    """
+    chosen = _device(device)
+    account = _account(device)
+    names = {id(p): name for model in models() for name, p in model.named_parameters()}
+    found: dict[int, dict[str, Any]] = {}
+    for tensor in [one for one in gc.get_objects() if torch.Tensor in type(one).__mro__]:
+        buffer = _buffer_of(tensor, chosen)
+        if (
+            buffer is not None and buffer.account is account
+        ):  # that of a failed launch has no memory
+            one = found.setdefault(
+                id(buffer), _segment(chosen, buffer.nbytes, buffer.shape, buffer.dtype)
+            )
+            one["name"] = one["name"] or names.get(id(tensor), "")
+    segments = sorted(found.values(), key=lambda one: -one["total_size"])
+    rest = account.bytes - sum(one["total_size"] for one in segments)
+    return segments + ([_segment(chosen, rest, None, None)] if rest > 0 else [])
+
+
+def _buffer_of(tensor: torch.Tensor, device: Device) -> Any:
+    state = state_if_any(tensor) if tensor.device == device.torch_device else None
+    state = None if state is None else state.base or state
+    return None if state is None else state.buffer
+
+
+def _segment(device: Device, nbytes: int, shape: Any, dtype: Any) -> dict[str, Any]:
+    return {
+        "device": device.index,
+        "segment_type": "other" if shape is None else "buffer",
+        "total_size": nbytes,
+        "allocated_size": nbytes,
+        "active_size": nbytes,
+        "shape": shape,
+        "dtype": dtype,
+        "name": "",
+        "blocks": [
+            {"size": nbytes, "requested_size": nbytes, "state": "active_allocated", "frames": []}
+        ],
+    }
+
+
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """(free, total) bytes of the device's memory."""
     total = _information(device).memory_bytes
@@ -232,10 +348,12 @@ def empty_host_cache() -> None:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return the dtypes that torch.autocast takes."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported() -> bool:
+    """Return True: bfloat16 is computed on every processor."""
     return True
 
 
@@ -245,6 +363,7 @@ def current_stream(device: DeviceLike = None):
 
 
 def default_stream(device: DeviceLike = None):
+    """Return the device's only stream."""
     return current_stream(device)
 
 
@@ -255,3 +374,21 @@ def set_stream(stream: torch.Stream) -> None:
 def stream(stream: torch.Stream | None):
     """A context in which calls run on `stream`, the only one there is."""
     return contextlib.nullcontext()
+
+
+# --- the module itself ------------------------------------------------------------------------
+
+__all__ = ["Event", "Stream"]
+__all__ += [  # but for what accelerators are asked
+    name
+    for name, one in list(globals().items())
+    if getattr(one, "__module__", "") == __name__ and name[0] != "_" and name != "capability"
+]
+
+
+def torch_module() -> types.ModuleType:
+    """Return torch.ltc: the public names of this module, under the name that users know."""
+    made = types.ModuleType(f"torch.{DEVICE_TYPE}", __doc__)
+    private = ("__all__", "__file__", "_initialized", "_lazy_init", "_is_in_bad_fork")
+    vars(made).update({name: globals()[name] for name in (*__all__, *private)})
+    return made

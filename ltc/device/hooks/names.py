@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.tensors import before_another_is_current, current_device
-from ltc.device.recording.user_line import called_from
+from ltc.device.user_line import called_from
 from ltc.runtime.transfers import backend
 from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import (
@@ -43,7 +43,7 @@ def device_index(device: torch.device | str | int) -> int:
     named = torch.device(device)
     if named.type != DEVICE_TYPE:
         raise RuntimeError(
-            f"Invalid device format: {device}. An {DEVICE_TYPE} device is wanted: '{DEVICE_TYPE}', "
+            f"Invalid device format: {device}. Pass an {DEVICE_TYPE} device: '{DEVICE_TYPE}', "
             f"'{DEVICE_TYPE}:0', or an index."
         )
     return current_device().index if named.index is None else named.index
@@ -178,7 +178,7 @@ def _on_own_device(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_the_caller(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Called as by who has called the replacement: C++ warns of the innermost line of Python."""
+    """Call the function as if from the caller's frame: C++ warnings name the innermost Python line."""
     if is_compiling():  # Dynamo, which runs no C++ and knows no frames
         return function(*args, **kwargs)
     caller = sys._getframe(1).f_back

@@ -11,11 +11,10 @@ import torch
 import torch.utils.checkpoint
 from torch.nn.parameter import is_lazy as is_uninitialized
 
-from ltc.aten.call import Call
+from ltc.aten.call import Call, CallResult
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.device.hooks import (
     adam_step,
-    assignment,
     default_dtype,
     module,
     moving,
@@ -23,15 +22,14 @@ from ltc.device.hooks import (
     printing,
     scripting,
     strided_copies,
-    tracing,
     unmarked_loops,
 )
-from ltc.device.op_by_op.computed import computed
+from ltc.device.immediate.computed import computed
 from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import is_lazy, state_of, wrap
-from ltc.device.recording.user_line import user_line
 from ltc.device.torch_device import take_stashed_error
+from ltc.device.user_line import user_line
 from ltc.support.torch_private import (
     CURRENT_INDEX,
     DEVICE_TYPE,
@@ -53,13 +51,13 @@ def install() -> None:
     _answer_for_the_accelerator()
     _copy_deeply()
     _keep_recomputation()
-    assignment.install()
+    moving.install_assignment()
     moving.install()
     names.install()
     printing.install()
     default_dtype.install()
     scripting.install()
-    tracing.install()
+    scripting.install_tracing()
     strided_copies.install()
     unmarked_loops.install()
     adam_step.install()
@@ -134,17 +132,25 @@ def barrier(tensor: torch.Tensor) -> torch.Tensor:
     recorder = state.device.recorder()
 
     def record_barrier() -> torch.Tensor:
-        value = value_of(state)
-        if recorder.op_by_op is not None:  # what has run is merged with nothing
-            with PlainDispatch():
-                return wrap(recorder, computed(recorder, value.tensor.clone()))
+        value: Any = value_of(state)
+        session = recorder.immediate
+        if session is None:
+            depth = recorder.last.depth
+            return wrap(recorder, recorder.advance(key(value), lambda: call(value, depth)).value)
+        with PlainDispatch():  # what has run is merged with nothing
+            copy = value.tensor.clone()
+        noted = session.noted_one(
+            lambda: key(value.noted), lambda: call(value.noted, session.depth)
+        )
+        return wrap(recorder, computed(recorder, copy, noted))
 
-        def make_call() -> Call:
-            call = Call("ltc::barrier", (value, recorder.last.depth), {}, line=user_line())
-            recorder.values(call, [(value.shape, value.dtype)])
-            return call
+    def key(value: CallResult) -> tuple[Any, ...]:
+        return ("ltc::barrier", value)
 
-        return wrap(recorder, recorder.advance(("ltc::barrier", value), make_call).value)
+    def call(value: CallResult, depth: int) -> Call:
+        made = Call("ltc::barrier", (value, depth), {}, line=user_line())
+        recorder.values(made, [(value.shape, value.dtype)])
+        return made
 
     return exclusively(recorder, record_barrier)
 
@@ -167,6 +173,7 @@ _ACCELERATOR = {
     "synchronize": module.synchronize,
     "empty_cache": module.empty_cache,
     "empty_host_cache": module.empty_host_cache,
+    "get_device_capability": module.capability,
     "get_memory_info": module.mem_get_info,
     "max_memory_allocated": module.max_memory_allocated,
     "max_memory_reserved": module.max_memory_reserved,

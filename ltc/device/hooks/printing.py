@@ -1,7 +1,7 @@
-"""Printing: one read of what is there; what is pending is told, where a read is not wanted.
+"""Printing: one read of computed values; pending ones are described where a read is unwanted.
 
 That is under `ltc.no_sync()`, with LTC_DEBUG=1, and for a debugger that stands still in the calling
-thread: whoever looks at variables does not want to change what the program does.
+thread: looking at variables must not change what the program does.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def _print_after_one_read() -> None:
 
 
 def _print_without_a_trace() -> None:
-    """A local variable of torch's function turns torch.func's transforms off until it is gone.
+    """Print pending tensors without leaving a traceback that keeps torch.func's transforms off.
 
-    An error's traceback holds the variables of each frame, as long as somebody holds the error.
+    A local variable of torch's function turns the transforms off until it is gone, and an error's
+    traceback holds the variables of each frame as long as the error is held.
     """
     original = TENSOR_REPR.current
 
@@ -75,7 +76,7 @@ def _format_what_is_pending() -> None:
 
 
 def text_of_pending(tensor: torch.Tensor) -> str | None:
-    """What is known of a tensor that is pending; None where it may be read."""
+    """Describe a pending tensor; return None if it may be read."""
     if not is_lazy(tensor) or not _reads_are_unwanted():
         return None
     try:
@@ -98,8 +99,8 @@ def _pending_value(state: State) -> CallResult | None:
 
 
 def _is_of_an_ended_step(value: CallResult) -> bool:
-    """Whether it may be: its call has run, and a mark has left those behind it running at once."""
-    session = value.recorder.op_by_op
+    """Return True if it may be read: its call has run in a step that a mark has ended."""
+    session = value.recorder.immediate
     return session is not None and session.has_passed_mark and not reads_are_forbidden()
 
 

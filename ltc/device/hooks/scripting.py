@@ -12,16 +12,23 @@ import io
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.backends import cudnn
 
 from ltc.device.recording.tensors import is_lazy
 from ltc.errors import LtcError
 from ltc.support.atomic_file import replacing
 from ltc.support.stand_in import stand_in
-from ltc.support.torch_private import DEVICE_TYPE, RecursiveScriptModule
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    ONNX_PASSES,
+    TRACED_GRAPH,
+    RecursiveScriptModule,
+    library_for_a_while,
+)
 
 
 def install() -> None:
@@ -126,9 +133,9 @@ def _saying_what_to_do():
         yield
     except LtcError as error:
         raise LtcError(
-            f"torch.jit.save writes parameters and buffers of {DEVICE_TYPE} devices, and here are "
-            f"other tensors on them: constants that a trace has met, or plain attributes. Make "
-            f"them buffers (register_buffer), or make them on the CPU and move them in forward."
+            f"torch.jit.save writes parameters and buffers on {DEVICE_TYPE} devices, but this module "
+            f"has other tensors there: constants of a trace, or plain attributes. Make them buffers "
+            f"(register_buffer), or create them on the CPU and move them in forward."
         ) from error
 
 
@@ -168,3 +175,79 @@ class _Anything:
 
     def __setstate__(self, state: Any) -> None:
         pass
+
+
+# --- Show torch.jit.trace and torch.onnx.export the calls and values of an ltc device ------------
+
+# torch leaves aten::convolution out of a trace: on every other device it calls
+# aten::_convolution, which is traced. So, for as long as anything is traced, it does here as
+# well.
+#
+# ONNX's older exporter looks into the memory of parameters and constants, and takes two of one
+# shape at one address for one. A lazy tensor has no memory to look at, so it is given their
+# copies on the CPU.
+
+
+def install_tracing() -> None:
+    """Let convolutions be traced, and lazy parameters exported.  Once per process."""
+    for name in ("trace", "trace_module"):
+        stand_in(torch.jit, name, _with_convolutions(getattr(torch.jit, name)))
+    TRACED_GRAPH.replace(_with_convolutions(TRACED_GRAPH.current))
+    for graph_pass in ONNX_PASSES:
+        graph_pass.replace(_of_cpu_tensors(graph_pass.current))
+
+
+def _with_convolutions(trace: Callable[..., Any]):
+    @functools.wraps(trace)
+    def wrapped(*args: Any, **kwargs: Any):
+        with library_for_a_while("aten", "IMPL") as library:
+            library.impl("convolution", _convolution, "AutogradPrivateUse1", allow_override=True)
+            return trace(*args, **kwargs)
+
+    return wrapped
+
+
+def _convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    return torch.ops.aten._convolution.default(
+        x,
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.enabled,
+        cudnn.allow_tf32,
+    )
+
+
+def _of_cpu_tensors(graph_pass: Callable[..., Any]):
+    @functools.wraps(graph_pass)
+    def wrapped(graph: Any, parameters: dict[str, Any], *args: Any):
+        for node in graph.findAllNodes("onnx::Constant"):
+            if node.hasAttribute("value") and is_lazy(value := node.t("value")):
+                node.t_("value", value.cpu())
+        return graph_pass(graph, _traced_on_cpu(parameters), *args)
+
+    return wrapped
+
+
+def _traced_on_cpu(parameters: dict[str, Any]):
+    """The same names and values; a lazy tensor of two names has one copy."""
+    tensors = {id(value): value for value in parameters.values() if is_lazy(value)}
+    copies = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
+    return {name: copies.get(id(value), value) for name, value in parameters.items()}

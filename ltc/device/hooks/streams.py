@@ -46,8 +46,8 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """A point in the order of a device.
 
-    Nobody has to wait for one: whoever reads a value waits for that value.  An event that keeps
-    time is another matter: it is reached when all that was recorded before it has run.
+    No code has to wait for one: a read waits for its own value. An event that keeps time is another
+    matter: it is reached when all that was recorded before it has run.
     """
 
     def __new__(cls, enable_timing: bool = False, *args: Any, **kwargs: Any):
@@ -63,7 +63,7 @@ class Event(torch.Event):
             self._reached_at = time.perf_counter()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """What runs later on the device comes later anyway."""
+        """Do nothing: later work runs later on the device anyway."""
 
     def query(self) -> bool:
         return True

@@ -1,7 +1,7 @@
 """contiguous, reshape, flatten and ravel of a view are copies where the CPU's are.
 
-torch decides by the strides of a tensor, and every lazy tensor appears contiguous.  So its Python
-functions ask here first.  What C++ reshapes for its own use nobody writes to.
+torch decides by the strides of a tensor, and every lazy tensor appears contiguous. So its Python
+functions ask here first. The tensors that C++ reshapes for its own use are never written to.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.strides import strides_of, without_values
+from ltc.device.recording.recorder import device_at
+from ltc.device.recording.strides import Strides, layout_by, strides_of, without_values
 from ltc.device.torch_device import storage_of
+from ltc.native.core import CORE
 from ltc.support.stand_in import stand_in
-from ltc.support.torch_private import plain_functions, register_builtin
+from ltc.support.torch_private import plain_functions, register_builtin, storage_identity
 
 _NAMES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
 # what a fake tensor and other wrappers raise where a lazy tensor's state is looked for
@@ -38,10 +40,7 @@ def _method(original: Callable[..., Any]):
 
     @functools.wraps(original)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any):
-        try:
-            if self.is_cpu or storage_of(self).lazy.base is None:
-                return original(self, *args, **kwargs)
-        except _NO_STATE:
+        if self.is_cpu:
             return original(self, *args, **kwargs)
         return original(_copy_where_needed(original, self, args, kwargs), *args, **kwargs)
 
@@ -65,10 +64,9 @@ def _copy_where_needed(
     method: Callable[..., Any], tensor: torch.Tensor, args: tuple, kwargs: dict
 ) -> torch.Tensor:
     try:
-        state = storage_of(tensor).lazy
+        strides = _strides_of(tensor)
     except _NO_STATE:
         return tensor
-    strides = strides_of(state)
     if strides is None:
         return tensor
     shape, named = tuple(tensor.shape), tuple(kwargs.items())
@@ -79,6 +77,31 @@ def _copy_where_needed(
     except TypeError:  # a list has no hash
         is_view = _gives_view.__wrapped__(method, shape, strides, args, named)
     return tensor if is_view else tensor.clone()
+
+
+def _strides_of(tensor: torch.Tensor) -> Strides:
+    """The core is asked first: what it has, it keeps."""
+    storage = storage_of(tensor)
+    if CORE is not None:
+        known = CORE.view_strides(storage_identity(storage))
+        if known == -2:
+            known = _of_followed_view(storage)
+        if not isinstance(known, int):
+            return known or None
+    return strides_of(storage.lazy)
+
+
+def _of_followed_view(storage: Any) -> tuple[int, ...] | int:
+    """Return the strides of a view that the core follows; -1 where it does not know them."""
+    told, walk = (
+        torch.ops.ltc_core.walked_view(storage_identity(storage)),
+        device_at(0).recorder().walk,
+    )
+    if told is None or walk is None:
+        return -1
+    shape, like, links = told
+    chain = tuple([walk.track.link(*link) for link in links])
+    return layout_by(chain, tuple(shape), like.dtype).strides or ()
 
 
 @functools.lru_cache(1024)

@@ -14,11 +14,13 @@ from weakref import ref
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from ltc.debug import metrics
 from ltc.device.call_observer import watching
+from ltc.device.evidence.hints import End, iteration_ended
+from ltc.device.evidence.reads_explained import count_optimizer_step
+from ltc.device.recording.exit_liveness import pass_cut
 from ltc.device.recording.recorder import OptimizerSteps, Recorder, devices_in_use
 from ltc.device.recording.sync import flush
-from ltc.profiling import spans
+from ltc.support.observation import metrics, spans
 
 # Steps of one program share the cost of its launch: 16 leave a sixteenth of it to each, and more than
 # that are an epoch with an evaluation that marks.
@@ -31,6 +33,7 @@ def install() -> None:
 
 
 def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    count_optimizer_step()
     if get_ident() in watching:  # what is replayed is one recording, which ends with the call
         return
     place = _device_of(optimizer)
@@ -38,10 +41,11 @@ def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         recorder = device.recorders.get(get_ident())
         if device.torch_device == place and recorder is not None and not recorder.nothing_pending:
             _mark_where_missing(recorder, optimizer)
+    iteration_ended(End.OPTIMIZER_STEP)
 
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:
-    """That of its first parameter."""
+    """Return the device of the optimizer's first parameter."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return next((p.device for p in parameters), None)
 
@@ -55,7 +59,8 @@ def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
         recorder.marked_by = ref(optimizer)  # from now on at once: a loop's step is one recording
         metrics.count("ImpliedMark")
         began = spans.now()
-        flush(recorder)
+        if not pass_cut(recorder, is_read=False):
+            flush(recorder)
         if spans.timeline is not None:
             spans.timeline.end_step(began)
 
@@ -67,12 +72,12 @@ def _count(steps: OptimizerSteps, optimizer: Optimizer) -> int:
 
 
 def _steps_of(steps: OptimizerSteps, optimizer: Optimizer, otherwise: int) -> int:
-    """How many it has made, and no other that had its id and is gone."""
+    """Return the steps that this optimizer has made, and not an earlier one with the same id."""
     made_by, count = steps.get(id(optimizer), (None, 0))
     return count if made_by is not None and made_by() is optimizer else otherwise
 
 
 def _awaited_steps(recorder: Recorder, optimizer: Optimizer) -> int:
-    """How many steps it makes before the user marks: equally many twice, or else one."""
+    """Return how many steps it makes before the user marks: equally many twice, or else one."""
     last_but_one, last = (_steps_of(x, optimizer, 1) for x in recorder.steps_between_marks)
     return last if last == last_but_one <= MAX_STEPS_OF_A_PROGRAM else 1

@@ -1,7 +1,7 @@
 """The overload of namespace ltc that records a step of Adam on lists of parameters.
 
-Its rule is in aten/nn/optimizer.py; this formula, in torch's operations on lists, is for who calls
-it without a recorder.
+Its rule is in aten/nn/optimizer.py; this formula, in torch's operations on lists, is for calls
+without a recorder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ltc.device.recording.fast_path import lazily_built
+from ltc.native.core import KERNEL_KEY
 
 Tensors = list[torch.Tensor]
 
@@ -26,13 +27,17 @@ recorded = lazily_built("ltc::adam_")  # the kernel that records the overload
 def define(library: torch.library.Library) -> None:
     """Define the overload, with a kernel that records it."""
     library.define(SCHEMA)
-    library.impl("adam_", _nothing_made, "Meta")
+    library.impl("adam_", _refused_where_shapes_differ, "Meta")
     library.impl("adam_", _adam, "CPU")
-    library.impl("adam_", recorded, "PrivateUse1")
+    library.impl("adam_", recorded, KERNEL_KEY)
 
 
-def _nothing_made(*args: Any) -> None:
-    """It makes no tensor."""
+def _refused_where_shapes_differ(params: Tensors, *others: Any) -> None:
+    """Make no tensor, and raise torch's own error if a list has another shape."""
+    shapes = [tensor.shape for tensor in params]
+    lists = [one for one in others if isinstance(one, list) and one]
+    if any([tensor.shape for tensor in one] != shapes for one in lists):
+        _adam(params, *others)
 
 
 def _adam(
@@ -52,15 +57,18 @@ def _adam(
     maximize: bool,
     decoupled: bool,
 ) -> None:
-    """A step of Adam, of AdamW where the decay is decoupled.
+    """Make a step of Adam, or of AdamW if the decay is decoupled.
 
-    decay      what parameters are multiplied by if it is decoupled; else how much of them is added
-               to the gradients; None for neither
-    weight     how far the first moments go towards the gradients: 1 - beta1
-    rest       the share of the squared gradients in the second moments: 1 - beta2
-    step_size  by which the quotients are added to the parameters: negative, with its correction
-    root       square root of the second moments' correction
     Source: arXiv:1412.6980, algorithm 1; arXiv:1711.05101, algorithm 2.
+
+    Args:
+        decay: The factor of the parameters if it is decoupled; else the share of them that is added
+            to the gradients; None for neither.
+        weight: The share of the gradients in the first moments: 1 - beta1.
+        rest: The share of the squared gradients in the second moments: 1 - beta2.
+        step_size: By which the quotients are added to the parameters: negative, with its
+            correction.
+        root: Square root of the second moments' correction.
     """
     # Overloads by name: to find one that does not come first, torch writes its operands down.
     aten = torch.ops.aten

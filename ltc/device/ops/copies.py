@@ -12,9 +12,9 @@ import torch
 from torch.types import Device as DeviceLike
 
 from ltc.aten.call import Call, CallResult
-from ltc.backends.plain_dispatch import is_plain_now
-from ltc.debug import metrics
-from ltc.device.op_by_op.computed import computed
+from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.device.evidence.nan_reads import number_read
+from ltc.device.immediate.computed import computed
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.tensors import (
@@ -26,11 +26,12 @@ from ltc.device.recording.tensors import (
     to_device,
     wrap,
 )
-from ltc.device.recording.user_line import user_line
 from ltc.device.recording.views import write
 from ltc.device.shapes.meta import result_types
 from ltc.device.torch_device import storage_of
+from ltc.device.user_line import user_line
 from ltc.errors import NotLazyTensor, Unsupported
+from ltc.support.observation import metrics
 from ltc.support.process import machine_memory
 
 aten = torch.ops.aten
@@ -39,20 +40,31 @@ aten = torch.ops.aten
 def _recorded(value: Any, overload: Any, args: tuple, kwargs: dict):
     """The value of one functional call on `value`."""
     recorder = value.recorder
-    session = recorder.op_by_op
-    if session is not None:
-        if is_plain_now():
-            session.calls += 1
-            return computed(recorder, overload(value.tensor, *args, **kwargs))
-        value = value.as_operand()
+    if recorder.immediate is not None:
+        return _run(recorder, value, overload, args, kwargs)
     key = (overload, value, *args, *kwargs.values())
 
     def make_call() -> Call:
         call = Call(overload, (value, *args), kwargs, line=user_line())
-        recorder.values(call, result_types(overload, (value, *args), kwargs))
+        recorder.values(call, result_types(call))
         return call
 
     return recorder.advance(key, make_call).value
+
+
+def _run(recorder: Any, value: Any, overload: Any, args: tuple, kwargs: dict):
+    session = recorder.immediate
+    session.calls += 1
+    with PlainDispatch():
+        made = overload(value.tensor, *args, **kwargs)
+
+    def make_call() -> Call:
+        call = Call(overload, (value.noted, *args), kwargs, line=user_line())
+        recorder.values(call, [(tuple(made.shape), made.dtype)])
+        return call
+
+    noted = session.noted_one(lambda: (overload, value.noted, *args, *kwargs.values()), make_call)
+    return computed(recorder, made, noted)
 
 
 def _cast(value: CallResult, dtype: torch.dtype):
@@ -92,8 +104,11 @@ def copy_(
     if is_lazy(source) and state_of(source).device is state.device:
         value = value_of(state_of(source))
         new = _broadcast(_cast(value, self.dtype), shape)
-        if new is value and value.recorder.op_by_op is not None:  # where values may be written over
-            new = _recorded(value, aten.clone.default, (), {})
+        if (
+            new is value and value.recorder.immediate is not None
+        ):  # where values may be written over
+            with PlainDispatch():
+                new = computed(value.recorder, value.tensor.clone(), value.noted)
         write(state, new)
         return self
     plain = host_tensor(source) if is_lazy(source) else source.detach()
@@ -144,7 +159,7 @@ def _to_copy(
 def _local_scalar_dense(self: torch.Tensor):
     """aten::_local_scalar_dense: the number in a tensor of one element."""
     metrics.count("aten::_local_scalar_dense")
-    return host_tensor(self).item()
+    return number_read(host_tensor(self).item())
 
 
 def empty(
@@ -165,15 +180,28 @@ def empty(
         )
     target = current_device() if device is None else device_of(device)
     recorder = target.recorder()
-    if recorder.op_by_op is not None and is_plain_now():
-        return wrap(recorder, computed(recorder, torch.zeros(shape, dtype=dtype, device="cpu")))
 
     def make_call() -> Call:
         call = Call(aten.zeros.default, (list(shape),), {"dtype": dtype}, line=user_line())
         recorder.values(call, [(shape, dtype)])
         return call
 
-    return wrap(recorder, recorder.advance((aten.zeros.default, shape, dtype), make_call).value)
+    key = (aten.zeros.default, shape, dtype)
+    if recorder.immediate is None:
+        return wrap(recorder, recorder.advance(key, make_call).value)
+    with PlainDispatch():
+        zeros = _zeros(shape, dtype)
+    noted = recorder.immediate.noted_one(lambda: key, make_call)
+    return wrap(recorder, computed(recorder, zeros, noted))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Make zeros on the CPU, also of packed dtypes, which PyTorch makes but does not fill."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    except NotImplementedError:
+        zeros = torch.zeros((*shape, dtype.itemsize), dtype=torch.uint8, device="cpu")
+        return zeros.view(dtype).view(shape)
 
 
 def empty_strided(
@@ -228,6 +256,17 @@ def set_(self: torch.Tensor) -> torch.Tensor:
     return resize_(self, (0,))
 
 
+def zeros_for_tangent(
+    self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """aten::_new_zeros_with_same_feature_meta: memory for a tangent, where its tensor is.
+
+    A dual tensor may be copied to the CPU: then one of both is there.
+    """
+    shape = (*self.shape[:self_num_batch_dims], *other.shape)
+    return torch.zeros(shape, dtype=other.dtype, device=other.device)
+
+
 def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     """aten::equal: read at once, since the answer is a Python bool."""
     metrics.count("aten::equal")
@@ -276,6 +315,7 @@ KERNELS = {
     "resize_": resize_,
     "set_.source_Tensor": set_source_tensor,
     "set_": set_,
+    "_new_zeros_with_same_feature_meta": zeros_for_tangent,
     "equal": equal,
     "is_set_to": is_set_to,
     "record_stream": record_stream,

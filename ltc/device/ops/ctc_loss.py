@@ -13,6 +13,7 @@ import torch
 
 from ltc.device.recording.fast_path import lazily_built
 from ltc.device.recording.tensors import is_lazy
+from ltc.native.core import KERNEL_KEY
 
 _GIVEN = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
 SCHEMAS = {
@@ -32,7 +33,7 @@ def define(library: torch.library.Library) -> None:
     """Define the overloads, each with a kernel that records it."""
     for name, arguments in SCHEMAS.items():
         library.define(name + arguments)
-        library.impl(name, _RECORDED[name], "PrivateUse1")
+        library.impl(name, _RECORDED[name], KERNEL_KEY)
     library.impl("ctc_loss", _types, "Meta")
     library.impl("ctc_loss", _computed, "CPU")
     library.impl("ctc_loss_gradient", _types_of_gradient, "Meta")
@@ -102,7 +103,7 @@ def _are_right(
     target_lengths: Sequence[int],
     blank: int,
 ) -> bool:
-    """Whether torch's kernel takes these for certain; what it refuses it has to say itself."""
+    """Return True if torch's kernel certainly takes these; its own refusals it has to raise itself."""
     if not (is_lazy(log_probs) and is_lazy(targets)) or log_probs.dim() != 3:
         return False
     steps, batch, labels = log_probs.shape

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ltc.device.recording.fast_path import lazily_built
+from ltc.native.core import CORE, KERNEL_KEY
 from ltc.support.torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -93,7 +94,7 @@ def install(library: torch.library.Library) -> None:
     torch has the gradients' overload for some devices alone: on the CPU, where steps run call by call,
     and for gradients of several results at once it is written with products.
     """
-    library.impl("linear", recorded, "PrivateUse1")
-    library.impl("linear", linear, "AutogradPrivateUse1")
-    for key in ("CPU", "FuncTorchBatched"):
+    library.impl("linear", recorded, KERNEL_KEY)
+    library.impl("linear", linear, f"Autograd{KERNEL_KEY}")
+    for key in ("CPU", "FuncTorchBatched") if CORE is None else ("FuncTorchBatched",):
         library.impl("linear_backward", _without_modes(gradients), key)

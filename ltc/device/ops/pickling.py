@@ -43,9 +43,10 @@ from ltc.tracebacks import entrance
 
 
 class _Saving(threading.local):
-    """What the torch.save under way in this thread has met, by base; None where none is.
+    """The values met by the torch.save under way in this thread, by base; None without one.
 
-    devices  of the storages among it, by their identities
+    Attributes:
+        devices: The devices of these storages, by their identities.
     """
 
     met: dict[State, tuple[State, Any]] | None = None
@@ -113,7 +114,7 @@ def _patch_reduce() -> None:
 
 
 def _saved(tensor: torch.Tensor) -> tuple:
-    """How torch.save is to write a lazy tensor; tensors of one value share a storage."""
+    """Return a lazy tensor's form for torch.save; tensors of one value share a storage."""
     storage, size = _storage_to_save(tensor), tuple(tensor.shape)
     hooks: OrderedDict[int, Any] = OrderedDict()
     described = (0, size, contiguous_strides(size), tensor.requires_grad, hooks)

@@ -17,13 +17,14 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.debug.often import Often, counting
 from ltc.device.call_observer import watching
-from ltc.device.op_by_op.computed import computed
-from ltc.device.recording.recorder import STOPPED, Device, Interrupted, Recorder, device_at
+from ltc.device.evidence.nan_reads import number_read
+from ltc.device.immediate.computed import computed
+from ltc.device.recording.entries import STOPPED, Interrupted
+from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.slow_path import OTHER_OPERAND
 from ltc.device.recording.state import State
-from ltc.device.recording.sync import extends_recording, ready_buffer, value_of
+from ltc.device.recording.sync import extends_recording, passes_read, ready_buffer, value_of
 from ltc.device.recording.tensors import (
     UPLOADS,
     current_device,
@@ -35,8 +36,10 @@ from ltc.device.recording.tensors import (
 from ltc.device.recording.views import write
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
-from ltc.profiling import spans
 from ltc.runtime.buffer import Buffer
+from ltc.support.observation import spans
+from ltc.support.observation.often import Often, counting
+from ltc.support.process.held_signals import held
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import shorten
 
@@ -47,7 +50,7 @@ COPY, ZEROS = torch.ops.aten._to_copy.default, torch.ops.aten.zeros.default
 EXPAND = torch.ops.aten.expand_copy.default
 _STRIDED = frozenset({None, STRIDED})
 _count_number = counting("aten::_local_scalar_dense")
-_NUMBERS = Often(  # that are read where they have been computed
+NUMBERS = Often(  # that are read where they have been computed
     ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
     (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
 )
@@ -81,6 +84,7 @@ def _copying(thorough: Kernel) -> Kernel:
             copy = _copied_here(self, dtype, device) if layout in _STRIDED else None
             if copy is not None:
                 return copy
+            held.deliver()
             return thorough(self, dtype=dtype, layout=layout, device=device, **others)
         except BaseException as error:
             shorten(error)
@@ -91,19 +95,22 @@ def _copying(thorough: Kernel) -> Kernel:
 
 @extends_recording
 def _uploaded_at_once(given: torch.Tensor, device: Device) -> torch.Tensor | None:
-    """A copy of what comes from the CPU, where calls run as they come: what one of them has made.
+    """Return a copy of a CPU tensor as the result of an immediate call; None if it must be an input.
 
-    A buffer is made of it at the end, if somebody has it then; most such copies are one call's operand.
+    A copy that is still held at the end of the recording becomes a buffer. Most copies are the
+    operand of one call.
     """
     recorder = device.recorders.get(get_ident())
     if recorder is None or recorder.now is None or watching or spans.timeline is not None:
         return None
+    if recorder.now.notes is not None:
+        return None  # it is to be an input
     if given.dtype.is_complex:
         return None
     started = perf_counter_ns()
     try:
         copy = given.clone(memory_format=torch.contiguous_format)
-    except Exception:
+    except RuntimeError:  # no memory, say
         return None  # the thorough way says what was asked for
     elapsed = perf_counter_ns() - started
     UPLOADS.happened(elapsed, elapsed, copy.nbytes)
@@ -127,7 +134,7 @@ def _copied_here(
     if session is None:
         copied = _expected(recorder, (COPY, value, dtype))
         return None if copied is None else wrap(recorder, copied)
-    if recorder.thread != get_ident() or not is_plain_now():
+    if recorder.thread != get_ident() or not is_plain_now() or session.notes is not None:
         return None
     session.calls += 1
     return wrap(recorder, computed(recorder, value.tensor.to(dtype, copy=True)))
@@ -148,7 +155,9 @@ def _overwriting(thorough: Kernel) -> Kernel:
 
 @extends_recording
 def _overwritten(self: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether `self` now holds what is recorded of `source`; not where that takes a closer look."""
+    """Overwrite `self` with the recorded value of `source`; return False if the slow path is
+    needed.
+    """
     try:
         written, state = storage_of(self).lazy, storage_of(source).lazy
         if written.device is not state.device:
@@ -181,7 +190,7 @@ def _overwritten_at_once(written: State, value: CallResult) -> bool:
     """The same where calls run at once: into the memory that `written` shows, of whatever strides."""
     recorder = value.recorder
     session = recorder.now
-    if recorder.thread != get_ident() or not is_plain_now():
+    if recorder.thread != get_ident() or not is_plain_now() or session.notes is not None:
         return False
     old = written.value or value_of(written)
     if old.recorder is not recorder:
@@ -206,9 +215,10 @@ def _expected(recorder: Recorder, key: tuple) -> CallResult | None:
 
 
 def _is_going_on(recorder: Recorder) -> bool:
-    """Whether it is this thread's, and neither stopped by another nor run at once.
+    """Return True if the recording is this thread's, and neither stopped by another nor run at
+    once.
 
-    Of what has run at once the values may be written over.
+    Values of calls that ran at once may be written over.
     """
     is_stopped = recorder.cursor is STOPPED or recorder.now is not None
     return not is_stopped and recorder.thread == get_ident()
@@ -255,6 +265,7 @@ def _reading(thorough: Kernel) -> Kernel:
 
     def kernel(self: torch.Tensor):
         try:
+            held.deliver()
             state = getattr(storage_of(self), "lazy", None)
             if state is None or watching or reads_are_forbidden() or not is_plain_now():
                 return thorough(self)
@@ -264,9 +275,9 @@ def _reading(thorough: Kernel) -> Kernel:
             if value is None or value.recorder.thread != get_ident():
                 return thorough(self)
             session = value.recorder.now
-            if session is not None and session.goes_on:
-                return _number_at_once(session, value.tensor)
-            if state.base is not None or value.recorder.op_by_op is not None:
+            if session is not None:
+                return _number_at_once(session, value)
+            if state.base is not None or value.recorder.immediate is not None:
                 return thorough(self)
             return _number_in(ready_buffer(state))
         except BaseException as error:
@@ -278,14 +289,19 @@ def _reading(thorough: Kernel) -> Kernel:
 
 def _number_in(buffer: Buffer) -> Any:
     _count_number()
-    return downloaded(buffer).item()
+    return number_read(downloaded(buffer).item())
 
 
-def _number_at_once(session: Any, read: torch.Tensor) -> Any:
-    """Where calls run op by op, of what one has given."""
-    session.note_read()
-    _NUMBERS.happened(0, read.nbytes)
-    return read.item()
+def _number_at_once(session: Any, value: Any) -> Any:
+    """Return the number in a value whose call has run."""
+    note_read(session, value)
+    return number_read(value.tensor.item())
+
+
+def note_read(session: Any, value: Any) -> None:
+    """A number is read that a call of the session has computed: the recording ends there, or goes on."""
+    passes_read(value, session)
+    NUMBERS.happened(0, value.tensor.nbytes)
 
 
 _QUICK = {

@@ -13,6 +13,7 @@ import torch
 
 from ltc.backends.reference import recurrence as formulas
 from ltc.device.recording.fast_path import lazily_built
+from ltc.native.core import KERNEL_KEY
 
 _GIVEN = "Tensor pre, Tensor weight, Tensor hidden"
 _OF_RESULTS = "Tensor gradient, Tensor last, Tensor weight, Tensor hidden, Tensor outputs"
@@ -30,12 +31,14 @@ SCHEMAS = (
 
 
 def all_sizes(rows: int, batch: int, sizes: Sequence[int]) -> Sequence[int]:
-    """How many sequences each step has."""
+    """Return how many sequences each step has."""
     return sizes or [batch] * (rows // batch)
 
 
 def _formula(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As an overload: the hidden state is the last of three operands, or the fourth of five."""
+    """Return the function as an overload: the hidden state is the last of three, or the fourth of
+    five.
+    """
 
     def computed(*operands: Any) -> Any:
         *others, sizes, reverse = operands
@@ -67,8 +70,11 @@ def _types_of_elman(pre: torch.Tensor, weight: torch.Tensor, hidden: torch.Tenso
 
 
 def _types_of_gradient(gates: int, *further: int):
-    """Of `pre`, of the state, the states before; a gradient of the state for 0 in `further`, else
-    one of so many gates."""
+    """Return the types of a gradient's results: of `pre`, of the state, the states before, and
+    more.
+
+    For each 0 in `further` a gradient of the state, else one of so many gates.
+    """
 
     def types(gradient: Any, last: Any, weight: Any, hidden: torch.Tensor, *rest: Any):
         more = [_like(gradient, hidden, n) if n else torch.empty_like(hidden) for n in further]
@@ -100,4 +106,4 @@ def define(library: torch.library.Library) -> None:
     for name, (types, formula) in OVERLOADS.items():
         library.impl(name, types, "Meta")
         library.impl(name, _formula(formula), "CPU")
-        library.impl(name, RECORDED[name], "PrivateUse1")
+        library.impl(name, RECORDED[name], KERNEL_KEY)

@@ -1,7 +1,7 @@
 """Storages that give their memory back and take it again, as fully sharded training does.
 
 `storage.resize_(0)` drops the value of a tensor and of its views; `storage.resize_(size)` makes it
-zeros again, which whoever asked for the memory writes over.  Other sizes are refused.
+zeros again, to be written over. Other sizes are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ltc.runtime.buffer import Buffer, Execution, Failure, byte_size, input_key
 
 
 class Freed(Buffer):
-    """In place of the memory of a tensor that has none any more; who reads it gets an error."""
+    """The stand-in for a tensor's memory that was given back; reading it raises an error."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ class Freed(Buffer):
         self.execution.finish(failure)
 
     def __del__(self) -> None:
-        """It was never counted as memory."""
+        """Count nothing: it was never counted as memory."""
 
 
 def storage_bytes(state: State) -> int:
@@ -50,7 +50,7 @@ def own_bytes(state: State) -> int:
 
 
 def resize(state: State, size: int) -> None:
-    """What `storage.resize_(size)` does to the tensor that holds `state`; see the file's text."""
+    """Resize the tensor that holds `state`, as `storage.resize_(size)` does; see the file's text."""
     root = root_of(state)
     if size == storage_bytes(root):
         return
@@ -61,7 +61,7 @@ def resize(state: State, size: int) -> None:
     else:
         raise LtcError(
             f"The storage of a lazy tensor of {_whole_bytes(root)} bytes cannot be resized to "
-            f"{size}: only to 0 and back. Use tensor.resize_()."
+            f"{size} bytes, only to 0 and back. Use tensor.resize_()."
         )
 
 

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend
 from ltc.device.ops.sdpa_overloads import RECORDED, gradient_formula
 from ltc.errors import InvalidGraph
 from ltc.ir.infer import broadcast
+from ltc.native.core import KERNEL_KEY
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     attention_chosen_for,
@@ -67,7 +68,7 @@ def scaled_dot_product_attention(
 def _takes_both(
     operands: Sequence[torch.Tensor], dropout_p: float, scale: float | None, enable_gqa: bool
 ) -> bool:
-    """Whether the CPU takes a mask together with is_causal: its flash kernel does, the other refuses."""
+    """Return True if the CPU takes a mask with is_causal: its flash kernel does, the other refuses."""
     like = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in operands]
     for mine, theirs in zip(like, operands):
         mine.requires_grad_(theirs.requires_grad and torch.is_grad_enabled())
@@ -84,7 +85,7 @@ def _without_what_follows(
 
 
 def _is_plain(operands: Sequence[Any], shares_heads: bool) -> bool:
-    """Whether the fused pair holds for these; it has neither batching rules nor forward mode."""
+    """Return True if the fused pair holds for these; it has no batching rules and no forward mode."""
     if is_transformed() or is_forward_mode():
         return False
     for x in operands:
@@ -198,9 +199,10 @@ def differentiable_backward(
     *rest: Any,
     scale: float | None = None,
 ):
-    """The same where the gradient itself may be differentiated: torch's own overloads then.
+    """Return the gradients by torch's own overloads, which can be differentiated themselves.
 
-    rest  as of fused_attention_backward, from `out` on
+    Args:
+        rest: The arguments of fused_attention_backward from `out` on.
     """
     inputs = (grad_out, query, key, value, attn_bias)
     operands = [x for x in inputs if x is not None]
@@ -241,7 +243,7 @@ def install(library: torch.library.Library) -> None:
         return entrance(guarded)
 
     attention = without_modes(scaled_dot_product_attention)
-    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+    for key in (KERNEL_KEY, f"Autograd{KERNEL_KEY}"):
         library.impl("scaled_dot_product_attention", attention, key)
     library.impl(
         "_scaled_dot_product_fused_attention_overrideable_backward",

@@ -1,7 +1,7 @@
 """The overloads of namespace ltc that record attention: schemas, result types, CPU formulas.
 
-The rules of aten/nn/attention.py say what they compute; these formulas, in torch's own overloads, are
-for who calls them without a recorder, and for gradients of gradients.
+The rules of aten/nn/attention.py say what they compute; these formulas, in torch's own overloads,
+are for calls without a recorder, and for gradients of gradients.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from ltc.backends.reference.attention import kept_of
 from ltc.device.recording.fast_path import lazily_built
 from ltc.ir.infer import broadcast
+from ltc.native.core import KERNEL_KEY
 
 SCHEMAS = (
     "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float? scale)"
@@ -34,7 +35,7 @@ SCHEMAS = (
 
 
 def groups_of(query: torch.Tensor, key: torch.Tensor) -> int:
-    """How many heads of the query read one head of the key."""
+    """Return how many heads of the query read one head of the key."""
     if min(query.dim(), key.dim()) < 3:
         return 1
     heads, shared = query.shape[-3], key.shape[-3]
@@ -65,7 +66,7 @@ def _scores(
 
 
 def _kept(seed: torch.Tensor, weights: torch.Tensor, probability: float):
-    """What each weight is multiplied by."""
+    """Return the factor of each weight."""
     kept = torch.ops.ltc.attention_kept(seed, weights.detach(), probability)
     return kept.to(weights.dtype) * (1 / (1 - probability))
 
@@ -81,9 +82,10 @@ def gradient_formula(
     scale: float | None,
     probability: float | None,
 ):
-    """Gradients of query, key, value, and of a bias that is a number; all differentiable.
+    """Return the gradients of query, key, value and a floating-point bias; all differentiable.
 
-    seed  which weights dropout keeps; None without it
+    Args:
+        seed: The seed of dropout, which chooses the weights that stay; None without dropout.
     """
     groups, factor = groups_of(query, key), _scale(query, scale)
     k, v = _repeated(groups, key, value)
@@ -132,7 +134,7 @@ def _forward(
 def _has_fused_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
 ) -> bool:
-    """Whether torch's kernel that keeps no matrix of scores takes these."""
+    """Return True if torch's kernel that keeps no matrix of scores takes these."""
     if bias is not None or query.dim() != 4 or not query.numel() or not key.numel():
         return False
     same = query.shape[:2] == key.shape[:2] == value.shape[:2]
@@ -140,7 +142,7 @@ def _has_fused_kernel(
 
 
 def _with_dense_rows(*operands: torch.Tensor) -> list[torch.Tensor]:
-    """What torch's fused kernel reads: the elements of a row side by side."""
+    """Return the operands as torch's fused kernel reads them: the elements of a row side by side."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in operands]
 
 
@@ -264,4 +266,4 @@ def define(library: torch.library.Library) -> None:
     for name, (types, formula) in OVERLOADS.items():
         library.impl(name, types, "Meta")
         library.impl(name, formula, "CPU")
-        library.impl(name, RECORDED[name], "PrivateUse1")
+        library.impl(name, RECORDED[name], KERNEL_KEY)

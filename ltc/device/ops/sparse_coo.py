@@ -202,7 +202,7 @@ def _refusal(name: str) -> str:
 
 
 def refuse(overload: Any, *args: Any, **kwargs: Any):
-    """What every other overload does with a sparse tensor."""
+    """Refuse every other overload of a sparse tensor."""
     raise Unsupported(_refusal(str(overload).replace(".", "::", 1).removesuffix(".default")))
 
 
@@ -225,7 +225,8 @@ KERNELS = _kernels()
 def bag_gradient(dense: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """aten::_embedding_bag_backward: where it is to be sparse, torch's formula for the CPU, in calls.
 
-    dense  the kernel for all others
+    Args:
+        dense: The kernel for all others.
     """
     by_torch = kernel_of_key(aten._embedding_bag_backward.default)
 

@@ -88,7 +88,7 @@ def _copy_bytes_(self: Any, source: Any, non_blocking: bool | None = None):
 
 
 def _set_from_file(self: Any, file: Any, *how: Any):
-    """As files of torch before 1.6 are read: their tensors are set to storages that are filled last."""
+    """Read files of torch before 1.6: their tensors are set to storages that are filled last."""
     if self.device.type != DEVICE_TYPE:
         return _read_file(self, file, *how)
     plain: Any = torch.UntypedStorage(self.size(), device="cpu")
@@ -112,7 +112,7 @@ def _resize_bytes_(self: Any, size: int):
 
 
 def _size_in_bytes(self: Any):
-    """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address.
+    """Return the size that FSDP reads. nbytes() stays 0: its callers want memory at an address.
 
     An expanded view has more elements than its base: as many as are read from its storage.
     """
@@ -137,8 +137,8 @@ def _refusing(original: Callable[..., Any]):
     def read(self: Any, *args: Any):
         if self.device.type == DEVICE_TYPE:
             raise LtcError(
-                "A lazy tensor has no storage to read: its values are where its backend keeps "
-                "them. Use tensor.cpu()."
+                "A lazy tensor has no storage to read: its backend keeps its values. Use "
+                "tensor.cpu()."
             )
         return original(self, *args)
 
@@ -155,7 +155,7 @@ def _exporting(original: Callable[..., Any]):
             wanted is None or wanted[0] == torch.utils.dlpack.DLDeviceType.kDLExtDev
         ):
             raise BufferError(
-                "A lazy tensor has no memory that another library could share. Pass on tensor.cpu()."
+                "A lazy tensor has no memory that another library could share. Pass tensor.cpu()."
             )
         return original(tensor, *args, **kwargs)
 
@@ -163,7 +163,7 @@ def _exporting(original: Callable[..., Any]):
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:
-    """What a storage holds, on the CPU; of a lazy tensor it is computed first."""
+    """Return a storage's bytes, on the CPU; a lazy tensor is computed first."""
     if storage.device.type != DEVICE_TYPE:
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     state = getattr(storage, "lazy", None)
@@ -217,8 +217,8 @@ def _require_settable(tensor: torch.Tensor, source: Any, state: State | None) ->
         )
     if state is not None and state.base is not None:
         raise LtcError(
-            "A tensor cannot be set to the storage of a view, whose offset there is always 0. "
-            "Set it to that of the view's base, or slice the view."
+            "A tensor cannot be set to the storage of a view, whose offset is always 0. Set it to "
+            "the storage of the view's base, or slice the view."
         )
 
 

@@ -1,9 +1,11 @@
-"""A step as a path of recorded calls.
+"""A step as a path of calls: noted, followed, ended.
 
-user_line, state, signature      where a call was made, what a tensor is, what a schema says
-recorder, fast_path, slow_path   the path; a call seen before; a call that is new
-run_now, at_once_lines           a call that runs when it is made; what a kernel has of that
-views, gradient_views            what a view is derived from; those that a backward makes
-collective_calls, fallback       exchanges among replicas; calls that cannot wait
-sync, exit_liveness, tensors     when a recording ends, with which outputs; reads and uploads
+state, signature                 the value of a tensor; the arguments of an overload
+entries                          the entries of paths, a tree
+recorder, fast_path, slow_path   the recording; a call on the path; a new call
+run_now, at_once_lines           an immediate call; the lines of a kernel that makes one
+views, strides, gradient_views   views of a base; their strides on the CPU; views that a backward makes
+collective_calls, fallback       exchanges among replicas; eager fallbacks
+tracks                           paths that the core follows
+sync, exit_liveness, tensors     the end of a recording; its outputs; reads and uploads
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ltc.backends.plain_dispatch import IS_PLAIN_NOW
-from ltc.device.recording.run_now import TorchKernel, how_to_run
+from ltc.device.recording.run_now import ImmediateKernel, how_to_run
 from ltc.device.recording.signature import (
     DEVICE,
     GENERATOR,
@@ -51,7 +51,7 @@ def first_operand(signature: Signature) -> int | None:
 
 
 def recorder_of(signature: Signature) -> str:
-    """What gives the recorder, once the operands' values are there."""
+    """Return the text that gives the recorder, once the operands' values are there."""
     arguments, first = signature.arguments, first_operand(signature)
     if first is None:
         assert signature.device is not None
@@ -64,14 +64,14 @@ def recorder_of(signature: Signature) -> str:
 
 
 def errors_of(signature: Signature) -> str:
-    """What is raised up to there by operands that the thorough way sees to."""
+    """Return the errors raised up to there by operands that need the slow path."""
     first = first_operand(signature)
     is_list = first is not None and signature.arguments[first].kind == TENSORS
     return "(*other_operand, IndexError)" if is_list else "other_operand"
 
 
 def conditions(signature: Signature) -> str:
-    """What the thorough way sees to: a seed from the user's generator, another device or layout."""
+    """Return the conditions for the slow path: a user's generator, another device or layout."""
     conditions, has_operand = [], first_operand(signature) is not None
     for name, argument in [(name_of(i, a), a) for i, a in enumerate(signature.arguments)]:
         if argument.kind == GENERATOR:
@@ -87,7 +87,7 @@ _POINTWISE_TOO = frozenset({"aten::floor_divide", "aten::floor_divide_"})  # tor
 
 
 def may_be_number(signature: Signature, i: int) -> bool:
-    """Whether a number may stand where the schema has a tensor: not as the first of them."""
+    """Return True if a number may stand where the schema has a tensor: not as the first of them."""
     arguments = signature.arguments
     is_pointwise = torch.Tag.pointwise in signature.overload.tags or signature.op in _POINTWISE_TOO
     seen_tensor = any(a.kind == TENSOR for a in arguments[:i])
@@ -106,7 +106,7 @@ def new_tensor_lines(shape: str = "value.shape", dtype: str = "value.dtype") -> 
 
 
 def returned_written(signature: Signature) -> str:
-    """What a kernel returns that returns what it wrote to."""
+    """Return the return statement of a kernel that returns the arguments it wrote to."""
     if not signature.returns:
         return "return"
     names = [name_of(i, signature.arguments[i]) for i in signature.written]
@@ -116,32 +116,72 @@ def returned_written(signature: Signature) -> str:
 # --- the call -------------------------------------------------------------------------------------
 
 
-def at_once_lines(signature: Signature) -> list[str]:
-    """What stands before the thorough way; no line where only that can run the overload."""
+def at_once_lines(signature: Signature, key: list[str], scalars: list[str]) -> list[str]:
+    """Return the lines before the slow path; none if only that path can run the overload.
+
+    Args:
+        key: the parts of the key of a call that is followed.
+        scalars: lines that put its numbers on the recording's list.
+    """
     kernel = how_to_run(signature)
     if not kernel.runs_here or torch.Tag.inplace_view in signature.overload.tags:
         return []
     if any(signature.arguments[i].kind == OPTIONAL_TENSORS for i in signature.written):
         return []
     is_view = signature.is_view and not kernel.writes
+    scalars = [line.replace("recorder.scalars.", "session.numbers.") for line in scalars]
     lines = _view_lines(signature) if is_view else _result_lines(signature, kernel)
     return [
         f"elif recorder.thread == get_ident() and {IS_PLAIN_NOW}"
-        f"{conditions(signature)}{_all_here(signature)}:",
-        *indent(_call_lines(signature, kernel)),
-        "    session.calls += 1",
-        *indent(_read_lines(signature, kernel)),
-        "    if session.calls > session.next_look:",
-        "        session.forget_dead()",
-        *indent(lines),
+        f"{conditions(signature)}{_all_here(signature)}{_may_be_noted(signature, kernel)}:",
+        "    entry = session.cursor",
+        f"    if entry.key == ({', '.join(['overload', *_noted_key(signature, key)])},):",
+        *indent(indent(_call_lines(signature, kernel))),
+        "        session.calls += 1",
+        *indent(indent(_count_lines(signature))),
+        *indent(indent(_read_lines(signature, kernel))),
+        "        if session.calls > session.next_look:",
+        "            session.forget_dead()",
+        "        session.move_along(entry)",
+        *indent(indent(scalars)),
+        *indent(indent(lines)),
     ]
 
 
-def _call_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+def _count_lines(signature: Signature) -> list[str]:
+    """The line that counts the tensors of lists that the call writes to; none where it has none."""
+    lists = [i for i in signature.written if signature.arguments[i].kind == TENSORS]
+    lengths = " + ".join([f"len(value{i})" for i in lists])
+    return [f"session.written_in_lists += max(0, {lengths} - 1)"] if lists else []
+
+
+def _noted_key(signature: Signature, key: list[str]) -> list[str]:
+    """The parts of the key, with noted values in place of computed ones."""
+    return [_noted_part(signature, part) for part in key]
+
+
+def _noted_part(signature: Signature, part: str) -> str:
+    number = part.removeprefix("value")
+    if number == part or not number.isdigit():
+        return part
+    i = int(number)
+    kind = signature.arguments[i].kind
+    if kind == TENSORS:
+        return f"[v.noted for v in {part}]"
+    if kind == OPTIONAL_TENSORS:
+        return f"[None if v is None else v.noted for v in {part}]"
+    if kind == OPTIONAL_TENSOR:
+        return f"(None if {part} is None else {part}.noted)"
+    if may_be_number(signature, i):
+        return f"({part} if {part}.__class__ is type else {part}.noted)"
+    return f"{part}.noted"
+
+
+def _call_lines(signature: Signature, kernel: ImmediateKernel) -> list[str]:
     """Lines that call; what is pending in another thread has no tensor here."""
     arguments = signature.arguments
     operands = [_operand(i, a, kernel) for i, a in enumerate(arguments)]
-    slow = ["except Exception:", f"    return {call_slow(arguments)}"]
+    slow = ["except refused:", f"    return {call_slow(arguments)}"]
     if not kernel.writes_lists:
         call = f"    made = call({', '.join(operands)})"
         return ["try:", *indent(_own_lines(signature)), call, *slow]
@@ -154,7 +194,15 @@ def _call_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
     return ["try:", *indent(_own_lines(signature)), *given, *slow, call]
 
 
-def _read_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+def _may_be_noted(signature: Signature, kernel: ImmediateKernel) -> str:
+    """A condition: a call whose result's shape is read ends what is noted."""
+    if not kernel.may_read:
+        return ""
+    given = "".join(f"{name_of(i, a)}, " for i, a in enumerate(signature.arguments))
+    return f" and (session.notes is None or not runnable.reads(({given})))"
+
+
+def _read_lines(signature: Signature, kernel: ImmediateKernel) -> list[str]:
     """Lines for a call that reads what is there, as `item` does, to know its result's shape."""
     if not kernel.may_read:
         return []
@@ -162,8 +210,8 @@ def _read_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
     return [f"if runnable.reads(({given})):", "    session.note_read()"]
 
 
-def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
-    """What torch's own kernel is given for the argument."""
+def _operand(i: int, argument: Argument, kernel: ImmediateKernel) -> str:
+    """Return the text of the argument for torch's own kernel."""
     name = name_of(i, argument)
     given, kind = name, argument.kind
     if argument.written:
@@ -171,7 +219,7 @@ def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
     elif kind == DEVICE:
         given = "on_cpu"
     elif kind in _TENSORS:
-        any_strides = f"tensors(recorder, value{i})"
+        any_strides = f"tensors_here(recorder, value{i})"
         given = any_strides if kernel.any_strides else _contiguous_tensors(i)
     elif kind in (TENSOR, OPTIONAL_TENSOR):
         given = f"value{i}.tensor" if kernel.any_strides else f"contiguous(value{i}.tensor)"
@@ -183,7 +231,7 @@ def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
 
 
 def _contiguous_tensors(i: int) -> str:
-    return f"[x if x is None else contiguous(x) for x in tensors(recorder, value{i})]"
+    return f"[x if x is None else contiguous(x) for x in tensors_here(recorder, value{i})]"
 
 
 def _all_here(signature: Signature) -> str:
@@ -236,19 +284,11 @@ def _hold_lines(signature: Signature, i: int) -> list[str]:
     argument = signature.arguments[i]
     if argument.kind == TENSORS:
         lines = [
-            f"for state, own in zip(states{i}, own{i}):",
-            "    if state.views is None and state.value.tensor is own:",
-            "        state.buffer = None",
-            "    else:",
-            "        hold(recorder, state, own)",
+            f"for state, own, noted in zip(states{i}, own{i}, results):",
+            "    hold(session, state, own, noted)",
         ]
     else:
-        lines = [
-            f"if value{i}.tensor is own{i}:",
-            f"    state{i}.buffer = None",
-            "else:",
-            f"    hold(recorder, state{i}, own{i})",
-        ]
+        lines = [f"hold(session, state{i}, own{i}, next(results))"]
     condition = argument.written_with
     if argument.kind == OPTIONAL_TENSOR:
         condition = f"value{i}"
@@ -258,35 +298,38 @@ def _hold_lines(signature: Signature, i: int) -> list[str]:
 # --- what it makes --------------------------------------------------------------------------------
 
 
-def _result_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+def _result_lines(signature: Signature, kernel: ImmediateKernel) -> list[str]:
     lines = [line for i in signature.written for line in _hold_lines(signature, i)]
+    if lines or signature.returns != ("Tensor",):
+        lines = ["results = iter(entry.call.results)", *lines]
     if signature.returns_written:
         return [*lines, returned_written(signature)]
     if signature.returns == ("Tensor",):
-        alias = ["made = alias(made)"] if kernel.may_be_operand else []
-        return [*lines, *alias, *_computed_lines("made"), "return tensor"]
+        noted = "next(results)" if lines else "entry.value"
+        alias = ["made = alias(made)"] if kernel.may_return_operand else []
+        return [*lines, *alias, *_computed_lines("made", noted), "return tensor"]
     return [
         *lines,
         "tensors = []",
         "for one in made:",
+        "    noted = next(results)",
         "    if one is None:",
         "        tensors.append(None)",
         "        continue",
-        *indent(_computed_lines("one")),
+        *indent(_computed_lines("one", "noted")),
         "    tensors.append(tensor)",
         "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
     ]
 
 
-def _computed_lines(made: str) -> list[str]:
+def _computed_lines(made: str, noted: str) -> list[str]:
     """Lines that make `tensor`, which holds what a kernel has made: `computed` and `wrap`."""
     return [
         f"dtype = {made}.dtype",
         "if dtype.is_complex:",
         f"    {made} = {made}.resolve_conj()",
         "value = new_object(ComputedValue)",
-        "value.recorder = recorder",
-        f"value.tensor = {made}",
+        f"value.recorder, value.tensor, value.noted = recorder, {made}, {noted}",
         *new_tensor_lines(f"{made}.shape", "dtype"),
         _RAN,
     ]
@@ -297,11 +340,11 @@ def _view_lines(signature: Signature) -> list[str]:
     names = [name_of(i, a) for i, a in enumerate(arguments)]
     if signature.returns != ("Tensor",):
         return [
-            "values = [computed(recorder, one) for one in made]",
+            "values = [computed(recorder, x, n) for x, n in zip(made, entry.call.results)]",
             f"links = links_of(signature, link_of(signature, [{', '.join(names)}], made), len(made))",
             "return link_views(recorder, state0, values, links)",
         ]
     link = f"(overload, ({''.join(f'{name}, ' for name in names[1:])}), no_keywords, None)"
     if any(a.keyword_only for a in arguments) or signature.op == "aten::expand":
         link = f"(*link_of(signature, [{', '.join(names)}], made), None)"
-    return [f"return link_view(recorder, state0, computed(recorder, made), {link})"]
+    return [f"return link_view(recorder, state0, computed(recorder, made, entry.value), {link})"]

@@ -12,7 +12,7 @@ from ltc.backends.collective_runner import current_replica
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import state_of, wrap
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 from ltc.support.torch_private import plain_functions
@@ -23,33 +23,37 @@ START, WAIT = "ltc::collective_start", "ltc::collective_wait"
 def record(
     collective: Collective, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]
 ) -> list[torch.Tensor]:
-    """New tensors with what the exchange of `tensors`, at least one, gives; nothing runs yet.
+    """Record an exchange of at least one tensor and return new tensors with its results; nothing
+    runs yet.
 
-    The exchange begins as soon as its operands are there, and what needs its results waits for it:
-    what was recorded before or after and does not, runs meanwhile. All collectives of a thread on
-    one device run in the order in which they were recorded, read or not.
+    The exchange begins as soon as its operands are computed. Calls that need its results wait for
+    it; other calls, recorded before or after, run meanwhile. All collectives of a thread on one
+    device run in the order in which they were recorded, read or not.
 
-    types  of the results
+    Args:
+        types: The types of the results.
 
-    Raises PeerFailure when the step runs, where replicas disagree.
+    Raises:
+        PeerFailure: When the step runs, if replicas disagree.
 
-    >>> from ltc.distributed import collectives
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> from ltc.ir.collective import Collective
-    >>> from ltc.ir.tensor_type import TensorType
-    >>> def replica(rank):
-    ...     operand = torch.full((2,), rank + 1.0, device="ltc")
-    ...     types = [TensorType(torch.float32, (2,))]
-    ...     return collectives.record(Collective("all_reduce", "sum"), [operand], types)[0].tolist()
-    >>> spawn(replica, nprocs=2, start_method="fork")
-    [[3.0, 3.0], [3.0, 3.0]]
+    Example:
+        >>> from ltc.distributed import collectives
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> from ltc.ir.collective import Collective
+        >>> from ltc.ir.tensor_type import TensorType
+        >>> def replica(rank):
+        ...     operand = torch.full((2,), rank + 1.0, device="ltc")
+        ...     types = [TensorType(torch.float32, (2,))]
+        ...     return collectives.record(Collective("all_reduce", "sum"), [operand], types)[0].tolist()
+        >>> spawn(replica, nprocs=2, start_method="fork")
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     states = [state_of(tensor) for tensor in tensors]
     recorder = states[0].device.recorder()
     located = collective if collective.site else collective.at(user_line())
 
     def add() -> list[torch.Tensor]:
-        if recorder.op_by_op is not None:
+        if recorder.immediate is not None:
             flush(recorder)
         recorder.exchanges = True
         values = [value_of(state) for state in states]

@@ -1,8 +1,8 @@
-"""How a recording ends: what is still alive becomes the outputs of one program, which is started.
+"""The end of a recording: living values become the outputs of one program, which is started.
 
-What an end came to is kept at the recording's last entry.  The next recording along that path ends
-alike where as many references lead to each of its states and each holds the same value: who holds
-what follows from these and from the path.  So the end of a steady step is a comparison of a few lists.
+The result of an end is kept at the recording's last entry. The next recording along that path ends
+alike if as many references lead to each of its states, and each holds the same value: the holders
+follow from these and from the path. So the end of a steady step is a comparison of a few lists.
 """
 
 from __future__ import annotations
@@ -10,24 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
+from weakref import ref
 
 from ltc import config
 from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
-from ltc.debug.often import Often
 from ltc.device.call_observer import observer_of, watching
-from ltc.device.evidence.new_programs import explain_new
-from ltc.device.recording.recorder import INPUT, Recorder
+from ltc.device.evidence.new_programs import explain_new, explain_returned
+from ltc.device.evidence.transitions import show_asked, show_left
+from ltc.device.policy import Begin
+from ltc.device.recording.entries import INPUT
+from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
-from ltc.device.recording.user_line import told_of_lack, user_line
-from ltc.device.shapes import type_cache
-from ltc.device.symbolic.ending import leave_to_itself, program_at_sizes
+from ltc.device.symbolic.ending import (
+    ask_for_sizes,
+    give_up_if_refused,
+    leave_to_itself,
+    program_at_sizes,
+)
+from ltc.device.symbolic.path_selection import note_path
+from ltc.device.user_line import told_of_lack, user_line
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import ProgramBinding, known_program, program_for
 from ltc.runtime.dump import save_graph
 from ltc.runtime.program import Program
+from ltc.support.observation.often import Often
 from ltc.support.reference_counts import (
     IN_TWO_LISTS,
     IN_TWO_LISTS_AND_A_VIEW,
@@ -36,36 +43,21 @@ from ltc.support.reference_counts import (
 from ltc.support.shallow_copy import elements_at
 
 _MADE = Often((), (), ("CreateLtcTensor", "DestroyLtcTensor"))
-_aten = torch.ops.aten
-REORDERINGS = frozenset(
-    {  # views of all elements of their base, each once
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.permute.default,
-        _aten.view.default,
-        _aten._unsafe_view.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.detach.default,
-        _aten.alias.default,
-    }
-)
 
 
 @dataclass(slots=True)
 class ExitSignature:
-    """What tells whether a recording ends as an earlier one along its path did.
+    """The facts by which a recording ends as an earlier one along its path did.
 
     All lists are of the states that the recorded calls made, then of those that inputs belong to.
 
-    references  how many there are to each
-    values      what each holds
-    bases       (place of a view, place of its base) for each view; a base that is not among the
-                states has the place of the view itself, which no base has
-    bufferless  how many of the inputs' states were written to
-    alone       whether no other thread uses the device
+    Attributes:
+        references: The number of references to each.
+        values: The value that each holds.
+        bases: (place of a view, place of its base) for each view; a base that is not among the
+            states has the place of the view itself, which no base has.
+        bufferless: Number of the inputs' states that were written to.
+        alone: True if no other thread uses the device.
     """
 
     references: list[int]
@@ -99,21 +91,24 @@ def _exit_signature(recorder: Recorder) -> ExitSignature:
 
 @dataclass(slots=True)
 class Ended:
-    """What the end of a recording came to.
+    """The result of a recording's end.
 
-    made      how many tensors the recording's calls made
-    died      how many of these are gone
-    alive     gives the states that live on, of those that `ExitSignature` has; their numbers here
-              count from those that hold an output each, in the order of the outputs
-    own       the numbers of views that become tensors of their own
-    shared    (position of an input, numbers of the states that hold just that)
-    outputs   the values that are to be computed; first, where there is one, a token that none holds
-    holders   the numbers of the states that hold each of them
-    several   (position of an output, all numbers) of those that several states hold
-    replaced  output position -> position of the input whose place it takes
-    elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
-    binding   how the program is found and what it is given; None until it is known
-    in_order  whether it is given all that was recorded, and gives all outputs, in recorded order
+    Attributes:
+        made: Number of tensors that the recording's calls made.
+        died: Number of these that are gone.
+        alive: Gives the live states among those of `ExitSignature`. Their numbers begin with the
+        states that hold an output each, in the order of the outputs.
+        own: The numbers of views that become tensors of their own.
+        shared: (position of an input, numbers of the states that hold just that).
+        outputs: The values to compute; first, if there is one, a token that no state holds.
+        holders: The numbers of the states that hold each of them.
+        several: (position of an output, all numbers) of those that several states hold.
+        replaced: Output position -> position of the input whose place it takes.
+        elsewhere: The part of `replaced` with inputs that the program does not get, by the
+        program's outputs.
+        binding: The program's key and arguments; None until it is known.
+        in_order: True if the program gets all recorded inputs and gives all outputs, in recorded
+        order.
     """
 
     signature: ExitSignature
@@ -157,7 +152,7 @@ def end(recorder: Recorder) -> None:
     recorder.last.ended = ended
     _settle(recorder, ended, alive, buffers)
     if recorder.last.of is not None:
-        leave_to_itself(recorder)
+        leave_to_itself(recorder, recorder.last)
     if observer is not None:
         observer.after_end(recorder, ended, alive)
 
@@ -166,7 +161,7 @@ def end(recorder: Recorder) -> None:
 
 
 def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
-    """What the latest recording along this path came to, and the states that live on this time."""
+    """Return the result of the latest end along this path, and the states that live on this time."""
     ended = recorder.last.ended
     if ended is None:
         return None
@@ -213,15 +208,16 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
 
 
 class _Look:
-    """Which states are alive, and what they are to hold.
+    """The live states, and the values that they are to hold.
 
-    The references were all counted at once, in `signature`: were one counted later, another thread
-    that lets go of it meanwhile would make a dead state of one that has the count of a living one.
+    All references were counted at once, in `signature`. If one was counted later, another thread could
+    release it meanwhile, and a dead state would have the count of a live one.
 
-    alive, places  the states, and where they were
-    own            numbers of the views that became tensors of their own
-    outputs        value -> numbers of the states that hold it
-    replaced       of these values, which input each takes the place of
+    Attributes:
+        alive, places: The states, and their places in the signature.
+        own: Numbers of the views that became tensors of their own.
+        outputs: Value -> numbers of the states that hold it.
+        replaced: Value -> position of the input whose place it takes.
     """
 
     def __init__(self, recorder: Recorder, signature: ExitSignature) -> None:
@@ -285,17 +281,17 @@ class _Look:
             self.replaced[value] = position
 
     def _outlive_base(self, view: State) -> None:
-        """Make a reordering of a base that nobody else has a tensor of its own.
+        """Make a reordering of a base that has no other holder a tensor of its own.
 
-        What autograd gives a linear layer's weight is the transposition of a product that no one
-        ever sees: the program is then asked for what is seen, in the order in which it is.
+        The gradient that autograd gives a linear layer's weight is the transposition of a product
+        that stays hidden. So the program's output is the transposition, in its own order.
         """
         (references,) = reference_counts([view.base])  # the recorder's list holds it as well
         is_last = references == IN_TWO_LISTS_AND_A_VIEW and self.alone
         base: Any = view.base  # a State: of views only
         if not is_last or base.buffer is not None or hasattr(base, "number"):
             return
-        if all(link[0] in REORDERINGS for link in view.chain):
+        if view.is_reordering:
             self.own.append(len(self.alive) - 1)
             view.leave_base()
             self._leave_base(self.places[-1])
@@ -323,15 +319,163 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     if any(_saves()):
         with told_of_lack("LTC_SAVE_TENSORS_FILE"):
             save_graph(program, binding.key[0], user_line())
-    recorder.short_reads.note_program(
-        program, recorder.cut_here is not None, bool(recorder.optimizer_steps)
-    )
+    _tell_policy(recorder, program)
     inputs, scalars, elsewhere = recorder.inputs, recorder.scalars, _NOWHERE
     if not ended.in_order:
         elsewhere = {output: inputs[position] for output, position in ended.elsewhere.items()}
         inputs, scalars = binding.given_inputs(inputs), binding.given_scalars(scalars)
     made = program.launch(recorder.device.index, inputs, scalars, elsewhere, recorder.replica)
     return made if ended.in_order else binding.recorded_outputs(made)
+
+
+class _KeptProgram:
+    """A program, which the cache of programs may drop."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = ref(program)
+
+    @property
+    def is_kept(self) -> bool:
+        return self._program() is not None
+
+    @property
+    def is_ready(self) -> bool:
+        program = self._program()
+        return program is not None and program.is_ready
+
+
+def _tell_policy(recorder: Recorder, program: Program) -> None:
+    """The recording has come to an end that has a program, compiled or not."""
+    if recorder.is_left:
+        return
+    if not recorder.may_run_at_once():  # its calls are followed in any case: no state to choose
+        if recorder.last.ended is not None:
+            program.ask()
+        return
+    path, behind = recorder.last.ended_path, recorder.ended.ended_path
+    reads = _is_of_reads(recorder, recorder.cut_here is not None)
+    weight = recorder.policy.weight(program.calls, recorder.last.size, len(recorder.inputs))
+    if recorder.optimizer_steps:
+        recorder.policy.trained()
+    if program.is_ready:
+        if path.program is None or not path.program.is_kept:
+            path.program = _KeptProgram(program)
+        recorder.policy.followed(path, behind, weight, reads)
+        return
+    recorder.policy.left(behind)
+    show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
+    if recorder.policy.noted(path, behind, weight, reads):
+        recorder.policy.asked(path, _KeptProgram(program))
+        show_asked(path, program.calls)
+        program.ask()
+    elif path.program is not None:  # other tensors are alive than in the program that was asked for
+        program.ask()
+
+
+def _is_of_reads(recorder: Recorder, is_read: bool) -> bool:
+    """True if a read ends the recording, and no optimizer has made a step in it."""
+    return is_read and not recorder.optimizer_steps
+
+
+def end_immediate(recorder: Recorder) -> None:
+    """End a recording whose calls have run; the policy hears of the path that was noted."""
+    session = recorder.immediate
+    assert session is not None
+    if session.notes is None:
+        leaf = session.ended_at or _end_unnoted(recorder, session, recorder.cut_here is not None)
+    else:
+        exact, shape, calls, *_ = session.sketched()
+        leaf = session.notes.last
+        if leaf is not recorder.root:
+            _end_notes(recorder, session, leaf)
+            if calls:
+                recorder.sketches.noted(exact, shape, leaf)
+    session.end()
+    recorder.last = leaf
+
+
+def pass_cut(recorder: Recorder, is_read: bool) -> bool:
+    """End a recording whose calls are not noted, and begin another such one, in the same session.
+
+    Its values stay where they are.  Returns False where the session has to end: the caller sees to it.
+    """
+    session = recorder.immediate
+    if session is None or not session.may_pass() or not recorder.is_of_this_dtype():
+        return False
+    if not session.calls_since_cut() or session.passes_alike(is_read):
+        return True
+    ended = session.ended_at = session.ended_at or _end_unnoted(recorder, session, is_read)
+    begins = recorder.decided = recorder.decided or recorder.decide(ended)
+    if begins in (Begin.NOTE, Begin.FOLLOW):
+        return False
+    session.ended_at = None
+    session.pass_cut(begins)
+    recorder.pass_cut(ended, begins)
+    return True
+
+
+def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
+    """The policy hears of calls that were not noted; return the entry that stands for them."""
+    exact, shape, calls, nbytes, inputs = session.sketched()
+    if not session.is_sketched:
+        return recorder.unnoted
+    if not calls:
+        return recorder.root
+    entry = recorder.sketches.entry_of(exact, shape)
+    path, behind = entry.ended_path, recorder.ended.ended_path
+    like = recorder.sketches.like(shape)
+    weight = recorder.policy.weight(calls, nbytes, inputs)
+    recorder.policy.sketched(path, behind, weight, _is_of_reads(recorder, is_read), like)
+    return entry
+
+
+def _end_notes(recorder: Recorder, session: Any, leaf: Any) -> None:
+    path, behind = leaf.ended_path, recorder.ended.ended_path
+    is_new = path.returns < 0
+    joined = note_path(recorder, leaf) if path.returns < 0 else None
+    if joined is not None:
+        path = joined.entries[-1].ended_path  # the next one of them goes along the path of symbols
+    elif leaf.of is not None:
+        give_up_if_refused(leaf.of[0])
+    joins = joined is not None
+    reads = _is_of_reads(recorder, recorder.cut_here is not None)
+    weight = recorder.policy.weight(session.path_calls, leaf.size, len(session.notes.inputs))
+    if is_new and recorder.policy.sketches:
+        path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
+    if not recorder.policy.noted(path, behind, weight, reads, joins):
+        return
+    outputs, replaced = session.notes.outcome()
+    if not outputs:
+        return
+    show_asked(path, session.path_calls)
+    if leaf.of is not None:
+        program: Any = ask_for_sizes(leaf, outputs, replaced, recorder.device.index)
+    else:
+        program = _KeptProgram(_asked(recorder, leaf, outputs, replaced))
+    recorder.policy.asked(path, program)
+
+
+def _asked(
+    recorder: Recorder, leaf: Any, outputs: tuple[CallResult, ...], replaced: dict[int, int]
+) -> Program:
+    """Return the program of a path that was noted, which is to be compiled."""
+    known = leaf.bindings.get(_signature(outputs, replaced))
+    program, binding = program_for(known, leaf.path_to, outputs, recorder.device.index, replaced)
+    _keep_binding(leaf, outputs, replaced, binding)
+    if program.why is None:
+        explain_returned(program)
+    program.ask()
+    return program
+
+
+def _keep_binding(
+    leaf: Any,
+    outputs: tuple[CallResult, ...],
+    replaced: dict[int, int],
+    binding: ProgramBinding,
+) -> None:
+    """Keep how a path that ends at `leaf` so is run."""
+    leaf.bindings = {**leaf.bindings, _signature(outputs, replaced): binding}
 
 
 def _found_program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBinding]:
@@ -350,20 +494,18 @@ def _found_program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBi
 
 
 def _program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBinding]:
-    before = ended.binding or recorder.last.bindings.get(_signature(ended))
-    program, binding = program_for(
-        before, recorder.path, ended.outputs, recorder.device.index, ended.replaced
-    )
+    leaf, outputs, replaced = recorder.last, ended.outputs, ended.replaced
+    before = ended.binding or leaf.bindings.get(_signature(outputs, replaced))
+    program, binding = program_for(before, recorder.path, outputs, recorder.device.index, replaced)
     if program.why is None:
         explain_new(recorder, ended, before, binding.key, program)
     if binding is not ended.binding:
-        type_cache.keep()
-        recorder.last.bindings = {**recorder.last.bindings, _signature(ended): binding}
+        _keep_binding(leaf, outputs, replaced, binding)
     return program, binding
 
 
-def _signature(ended: Ended) -> tuple:
-    return ended.outputs, tuple(ended.replaced.items())
+def _signature(outputs: tuple[CallResult, ...], replaced: dict[int, int]) -> tuple:
+    return outputs, tuple(replaced.items())
 
 
 def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buffer]:

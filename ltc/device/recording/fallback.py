@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.aten.wide_sums import cpu_function_of
-from ltc.backends.interpreter.view_chains import viewed_in_place
-from ltc.debug import metrics
+from ltc.backends.interpreter.view_chains import shown, viewed_in_place
+from ltc.backends.kernel_call import kernel_call, owned
 from ltc.device.evidence.cuts_explained import ran_eagerly
 from ltc.device.recording.recorder import Device
-from ltc.device.recording.signature import DEVICE, Signature
+from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State, new_state
 from ltc.device.recording.strides import REFUSAL
 from ltc.device.recording.sync import exclusively, value_of
@@ -25,10 +24,10 @@ from ltc.device.recording.tensors import (
     to_device,
     uploaded,
 )
-from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import write
+from ltc.device.user_line import user_line, warn_user
 from ltc.errors import Unsupported
-from ltc.profiling import spans
+from ltc.support.observation import metrics, spans
 from ltc.support.torch_private import plain_functions
 
 
@@ -41,8 +40,8 @@ def count(signature: Signature) -> None:
     if policy == "count":
         return
     text = (
-        f"{name} runs eagerly on the CPU, called at {user_line()}: its result's shape depends on "
-        f"data, or ltc cannot record it. It ends the graph recorded so far."
+        f"{name} runs eagerly on the CPU, called at {user_line()}: the shape of its result depends "
+        f"on data, or ltc cannot record it. It ends the graph recorded so far."
     )
     if policy == "error":
         raise Unsupported(f"{text} LTC_FALLBACK=error forbids that; unset it to allow it.")
@@ -51,8 +50,7 @@ def count(signature: Signature) -> None:
 
 def run_on_cpu(signature: Signature, values: list):
     """A call whose result is asked for on another device: run there, on copies."""
-    copies = [_each_tensor(_copy, value) for value in values]
-    return _call(signature, copies)
+    return _called(signature, [_each_tensor(_copy, value) for value in values])
 
 
 def run_eagerly(signature: Signature, values: list, device: Device):
@@ -60,15 +58,13 @@ def run_eagerly(signature: Signature, values: list, device: Device):
 
     An error of that kernel is eager PyTorch's own error for this call.
     """
+    lay = kernel_call(signature.overload).laid
     copies = [
-        _each_tensor(_copy if i in signature.written else _read, value)
+        _each_tensor(_copy, value) if i in signature.written else lay(_each_tensor(_read, value))
         for i, value in enumerate(values)
     ]
-    for i, argument in enumerate(signature.arguments):
-        if argument.kind == DEVICE and values[i] is not None:
-            copies[i] = torch.device("cpu")
     began = spans.now()
-    result = _call(signature, copies)
+    result = _called(signature, copies)
     if spans.timeline is not None:
         args = {"line": user_line()}
         spans.timeline.add("fallback", signature.name, began, spans.now(), args)
@@ -89,30 +85,25 @@ def run_on_repetitions(signature: Signature, values: list):
     state = state_of(values[0])
     assert state.base is not None  # what is no view has each element once
     whole = host_value(state.base).clone()
-    copies = [_view_of(whole, state.chain), *[_each_tensor(_read, value) for value in values[1:]]]
-    _call(signature, copies)
+    with torch.no_grad(), plain_functions():
+        part = shown(whole, state.chain, _cpu_view)
+    copies = [part, *[_each_tensor(_read, value) for value in values[1:]]]
+    _called(signature, copies)
     count(signature)
     _write_through(state.base, whole)
     return values[0]
 
 
-def _view_of(whole: torch.Tensor, chain: tuple) -> torch.Tensor:
-    """What a chain of views shows of a CPU tensor, in its memory."""
-    shown: Any = whole
-    with torch.no_grad(), plain_functions():
-        for overload, args, kwargs, index in chain:
-            made = viewed_in_place(shown, overload, args, kwargs)
-            if made is None:  # the CPU makes no such view
-                raise RuntimeError(REFUSAL)
-            shown = made if index is None else made[index]
-    return shown
+def _cpu_view(x: torch.Tensor, overload: Any, args: tuple, kwargs: dict) -> Any:
+    made = viewed_in_place(x, overload, args, kwargs)
+    if made is None:  # the CPU makes no such view
+        raise RuntimeError(REFUSAL)
+    return made
 
 
-def _call(signature: Signature, values: list):
-    positional = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
-    keywords = {a.name: v for v, a in zip(values, signature.arguments) if a.keyword_only}
-    with torch.no_grad(), plain_functions():
-        return cpu_function_of(signature.overload)(*positional, **keywords)
+def _called(signature: Signature, values: list):
+    kernel = kernel_call(signature.overload)
+    return kernel(*kernel.by_name(values))
 
 
 def _each_tensor(function: Callable[..., Any], value: Any):
@@ -126,18 +117,20 @@ def _each_tensor(function: Callable[..., Any], value: Any):
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return host_tensor(tensor).clone() if is_lazy(tensor) else tensor
+    copy: torch.Tensor = owned(host_tensor(tensor)) if is_lazy(tensor) else tensor
+    return copy
 
 
 def _read(tensor: torch.Tensor) -> torch.Tensor:
-    return host_tensor(tensor) if is_lazy(tensor) else tensor
+    return host_tensor(tensor) if is_lazy(tensor) else tensor.detach()
 
 
 def _to_device(signature: Signature, tensor: torch.Tensor, device: Device) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized tensor" if tensor.is_quantized else f"tensor of layout {tensor.layout}"
         raise Unsupported(
-            f"{signature.name} gives a tensor of layout {tensor.layout}, which ltc devices do not "
-            f"hold. Move the operands to the CPU first: x.cpu()."
+            f"{signature.name} gives a {kind}, which ltc devices do not hold. Move the operands to the "
+            f"CPU first: x.cpu()."
         )
     return to_device(tensor, device)
 

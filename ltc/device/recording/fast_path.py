@@ -17,9 +17,10 @@ from weakref import ref
 import torch
 
 from ltc import config
+from ltc.aten.schema import overload_named
+from ltc.backends.kernel_call import CPU, REFUSALS, contiguous
 from ltc.backends.plain_dispatch import ITS_NAMES
-from ltc.device.op_by_op.computed import ComputedValue, computed
-from ltc.device.op_by_op.unrecorded import sessions
+from ltc.device.immediate.computed import ComputedValue, computed
 from ltc.device.recording.at_once_lines import (
     RECORDED,
     at_once_lines,
@@ -34,15 +35,12 @@ from ltc.device.recording.at_once_lines import (
     recorder_of,
     returned_written,
 )
-from ltc.device.recording.recorder import KERNEL_FILE
+from ltc.device.recording.entries import KERNEL_FILE
 from ltc.device.recording.run_now import (
-    CPU,
     NeedsRule,
-    contiguous,
     hold,
     how_to_run,
     link_of,
-    run,
     tensors_here,
 )
 from ltc.device.recording.signature import (
@@ -70,23 +68,22 @@ from ltc.tracebacks import shorten
 
 _BY_THEIR_NAMES = (
     record, recorder_named, value_of, values_of, State, get_ident, write, shorten, NeedsRule, computed,
-    ComputedValue, link_of, link_view, links_of, link_views, repeats, hold, fits, contiguous,
+    ComputedValue, link_of, link_view, links_of, link_views, repeats, hold, fits, contiguous, tensors_here,
 )  # fmt: skip
 _NAMESPACE = {
     **{one.__name__: one for one in _BY_THEIR_NAMES},
     "storage_of": storage_of,
     "ref": ref,
-    "sessions": sessions,
-    "run_now": run,
     "new_object": object.__new__,
     "alias": torch.ops.aten.alias.default,
-    "tensors": tensors_here,
     "on_cpu": CPU,
     "strided": torch.strided,
     "no_keywords": {},  # never changed
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": OTHER_OPERAND,
+    # the kernel does not take it; or its value is another thread's, or pending
+    "refused": (*REFUSALS, AttributeError),
     **ITS_NAMES,
 }
 
@@ -147,12 +144,6 @@ def _first_call(*args: Any, **kwargs: Any):
 
 def _thorough(*args: Any, **kwargs: Any):
     try:
-        session = sessions.get(get_ident())
-        if session is not None and runnable.runs_here:  # type: ignore[name-defined]  # noqa: F821
-            try:
-                return run_now(runnable, session, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
-            except NeedsRule:
-                pass
         return record(signature, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
     except BaseException as error:
         shorten(error)
@@ -162,13 +153,6 @@ def _thorough(*args: Any, **kwargs: Any):
 def source_of(name: str) -> str:
     """The generated kernel of an overload, as text; "" where it always goes the thorough way."""
     return _source(Signature(overload_named(name))) or ""
-
-
-def overload_named(name: str):
-    """The overload that torch calls so: "aten::relu", "aten::add.Tensor"."""
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 # --- the text of a kernel ---------------------------------------------------------------------
@@ -204,7 +188,7 @@ def _source(signature: Signature) -> str | None:
         "        recorder.cursor = entry.next",
         *indent(indent(_scalar_lines(signature, scalars))),
         *indent(indent(_result_lines(signature))),
-        *at_once_lines(signature),
+        *at_once_lines(signature, key, scalars),
         f"return {call_slow(arguments)}",
     ]
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]

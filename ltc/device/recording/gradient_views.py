@@ -1,9 +1,9 @@
 """Views that a backward makes become tensors of their own when it ends.
 
-Autograd takes a view for a leaf's gradient where nobody else holds that tensor, though another one
+Autograd takes a view for a leaf's gradient if that tensor has no other holder, though another tensor
 may show the same memory: after `(p.reshape(n) + q.t().reshape(n)).sum().backward()` both gradients
-are views of one.  What is added to one of them (by a second backward, by gradient clipping) would
-reach the other.  PyTorch on the CPU copies those whose strides are not their leaf's; lazy tensors
+are views of one. An addition to one of them (by a second backward, by gradient clipping) would reach
+the other. PyTorch on the CPU copies gradients with strides that differ from their leaf's. Lazy tensors
 have no strides, so every view that autograd's formulas make is made independent.
 """
 
@@ -21,14 +21,16 @@ from torch.autograd.function import BackwardCFunction
 
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, value_of
+from ltc.native.core import CORE
 from ltc.support.torch_private import autograd_node, graph_task
 
 
 class Backward(NamedTuple):
-    """One that is running.
+    """A running backward.
 
-    engine  the code of torch's function that runs it
-    views   what its formulas made
+    Attributes:
+        engine: The code of torch's function that runs it.
+        views: The views that its formulas made.
     """
 
     engine: CodeType
@@ -46,10 +48,13 @@ def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """run(*args, **kwargs), after which the views that autograd's formulas made are independent."""
     thread = get_ident()
     outer, running[thread] = running.get(thread), Backward(run.__code__, [])
+    engine = None if CORE is None else CORE.begin_backward(CORE.session(), id(run.__code__))
     try:
         return run(*args, **kwargs)
     finally:
         made = running.pop(thread).views
+        if CORE is not None:
+            CORE.end_backward(CORE.session(), engine)
         if outer is not None:  # of the backward whose hook or checkpoint began this one
             running[thread] = outer
         for view in made:
@@ -67,16 +72,16 @@ def _make_independent(view: State, base: State) -> None:
 
 
 def _is_settled(base: State) -> bool:
-    """Whether its memory holds all that was ever written to it, or will."""
+    """Return True if its memory holds all writes to it, or will."""
     execution = None if base.buffer is None else base.buffer.execution
     return base.value is None and (execution is None or execution.failure is None)
 
 
 def formula_calls() -> bool:
-    """Whether autograd's own code makes the call that is recorded, for a gradient to hand on.
+    """Return True if autograd's own code makes the recorded call, for a gradient to hand on.
 
-    Not where it replays the views that the forward wrote through, to write through them again, nor
-    with create_graph: then it copies what it accumulates.
+    False where it replays the views that the forward wrote through, to write through them again,
+    and with create_graph: then it copies what it accumulates.
     """
     if is_grad_enabled():
         return False
@@ -87,7 +92,7 @@ def formula_calls() -> bool:
 
 
 def accumulates() -> bool:
-    """Whether a leaf's gradient is being made: added to, or shown to the leaf's hooks."""
+    """Return True if a leaf's gradient is being made: added to, or shown to the leaf's hooks."""
     return node_name() == _ACCUMULATES
 
 
@@ -114,9 +119,10 @@ def watch(state: State) -> None:
 
 
 def _is_a_formulas(engine: CodeType) -> bool:
-    """Whether autograd's own code asks for the view, or the body of a Function's backward.
+    """Return True if autograd's own code asks for the view, or the body of a Function's backward.
 
-    Not what such a body calls: a library may arrange the memory of its parameters there.
+    False for functions that such a body calls: a library may arrange the memory of its parameters
+    there.
     """
     others = _callers(engine)
     return not others or (len(others) == 2 and others[1] is _FORMULA)

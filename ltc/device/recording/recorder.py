@@ -19,171 +19,44 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.aten.unnamed_dtype import default_of
-from ltc.debug import metrics
 from ltc.device.call_observer import watching
 from ltc.device.call_place import place_of_call
 from ltc.device.evidence.forks_explained import Fork, fork_at
-from ltc.device.op_by_op import forks
-from ltc.device.op_by_op.computed import LivingStates
-from ltc.device.op_by_op.short_reads import ShortReads
-from ltc.device.op_by_op.unrecorded import OpByOp, sessions
+from ltc.device.evidence.transitions import show_begin
+from ltc.device.immediate.computed import LivingStates
+from ltc.device.immediate.immediate_session import ImmediateSession, sessions
+from ltc.device.immediate.notes import FollowedPart
+from ltc.device.immediate.permission import is_forced, may_run
+from ltc.device.immediate.sketches import Sketches
+from ltc.device.policy import Begin, Policy
 from ltc.device.random_state import RandomState
+from ltc.device.recording.entries import (
+    END,
+    INPUT,
+    STOPPED,
+    Entry,
+    Interrupted,
+    RunsAtOnce,
+    TakesOtherPath,
+)
 from ltc.device.recording.state import State
-from ltc.device.recording.user_line import warn_user
-from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
+from ltc.device.recording.tracks import Learner, Walk
+from ltc.device.symbolic.path_selection import entry_for, other_way
 from ltc.device.torch_device import empty_tensor
+from ltc.device.user_line import warn_user
 from ltc.explaining.explanation import Explanation
-from ltc.profiling import spans
-from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.native.core import CORE, Core
+from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import all_executors
+from ltc.runtime.transfers import backend
+from ltc.support.bounded_table import BoundedTable
+from ltc.support.observation import metrics, spans
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
-from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
+from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor, plain_functions
 
-INPUT = "ltc::input"
-KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
-
-
-_NONE: dict = {}  # of an entry at which no recording has ended: never changed
 _most_pending = config.reader("LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES")
-
-
-class Entry:
-    """One call on a recorded path.
-
-    key          what the kernel compares: overload, producers, attributes, kinds of numbers
-    next         the entry that followed the last time; END where none has
-    branches     every entry that has ever followed, by its key; None while `next` is the only one
-    parent       the entry before it
-    call         what was recorded
-    value        the first of `call.results`; most calls have one
-    link         of a view: the link it adds to its chain
-    depth, size  entries and bytes of results on the path up to here
-    bindings     programs for recordings that end here, by what was alive
-    ended        what the end of the latest of these came to, or None
-    run          of the first of some inputs that a list was bound to: their types, their values
-                 and the last entry; else None
-    follow       the entry that began the recording after one that ended here
-    passed       what went on from here and was not recorded; None where all was
-    follows_default  whether a call on the path up to here depends on torch's default dtype
-    symbolic     the path of symbols that goes on from here, or why there is none; None: nobody asked
-    of           of an entry of a path of symbols: that path, and its position there
-    """
-
-    __slots__ = (
-        "key",
-        "next",
-        "branches",
-        "parent",
-        "call",
-        "value",
-        "link",
-        "depth",
-        "size",
-        "bindings",
-        "ended",
-        "run",
-        "follow",
-        "passed",
-        "follows_default",
-        "symbolic",
-        "of",
-    )
-    next: Entry
-    parent: Any  # an Entry; None of a root
-    call: Any  # a Call; None of a root
-    link: Any
-    ended: Any  # of exit_liveness.py
-    follow: Entry
-    branches: dict[Any, Entry] | None
-    depth: int
-    size: int
-    value: Any  # a CallResult, but where the call has no result at all
-    run: tuple[list[Any], list[CallResult], Entry] | None
-    passed: forks.PassedBy | None
-    symbolic: Any
-    of: Any  # of device/symbolic/
-
-    def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
-        self.key, self.parent, self.call = key, parent, call
-        self.next, self.branches, self.follow = END, None, END
-        self.bindings, self.ended, self.run, self.passed = _NONE, None, None, None
-        self.symbolic = self.of = None
-        self.value = call.results[0] if call is not None and call.results else None
-        self.link = None
-        self.follows_default: bool = (parent is not None and parent.follows_default) or (
-            call is not None and call.default is not None
-        )
-        self.depth = 0 if parent is None else parent.depth + 1
-        self.size = 0 if parent is None or call is None else parent.size + _bytes_of(call)
-
-    def branch(self, key: tuple) -> Entry | None:
-        """The entry that has followed under this key, if any has; `next` is not looked at."""
-        return self.branches.get(_hashable(key)) if self.branches is not None else None
-
-    @property
-    def ways(self) -> int:
-        """In how many ways it has gone on."""
-        if self.branches is not None:
-            return len(self.branches)
-        return 0 if self.next is END else 1
-
-    def expect_for_itself(self, key: tuple) -> None:
-        """Let what goes on from here with `key` be recorded the next time, at its size alone."""
-        if self.passed is None:
-            self.passed = forks.PassedBy()
-        self.passed.expect(_hashable(key))
-        if self.branches:
-            self.next = next(iter(self.branches.values()))
-
-    def add_branch(self, entry: Entry) -> None:
-        """Let `entry` follow this one; the caller makes it `next`."""
-        if self.next is END:
-            return  # most entries are only ever followed by one: it needs no table
-        if self.branches is None:
-            self.branches = {_hashable(self.next.key): self.next}
-        self.branches[_hashable(entry.key)] = entry
-
-
-END: Any = None  # compared with every key, equal to none
-END = Entry(None, None, None)
-END.next = END.follow = END
 NOBODY = 0  # a number that no thread has
-STOPPED = Entry(None, None, None)  # the cursor while another thread ends the recording: see sync.py
-
-
-def _bytes_of(call: Call) -> int:
-    return sum([byte_size(v.shape, v.dtype) for v in call.results if v is not None])
-
-
-def _hashable(key: Any):
-    """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
-    return tuple([_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key])
-
-
-class Interrupted(AttributeError):
-    """Another thread ended the recording while a kernel was reading its operands.
-
-    An AttributeError, as kernels meet it with every operand that is not theirs: they then go the
-    thorough way, which reads all of them again.
-    """
-
-
-class GoesOpByOp(Interrupted):
-    """What comes next is not to be recorded, but run at once, as all that follows it is."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-
-class TakesOtherPath(Interrupted):
-    """What was recorded so far becomes the beginning of another path, by `way`."""
-
-    def __init__(self, recorder: Recorder, way: Callable[[], object]) -> None:
-        super().__init__()
-        self.recorder, self.way = recorder, way
-
 
 # By id, since an optimizer may have no hash: which one it is, and its count.
 OptimizerSteps: TypeAlias = "dict[int, tuple[ref[torch.optim.Optimizer], int]]"
@@ -192,90 +65,66 @@ OptimizerSteps: TypeAlias = "dict[int, tuple[ref[torch.optim.Optimizer], int]]"
 class Recorder:
     """The recording of one thread on one device.
 
-    cursor   the entry expected next
-    last     the entry recorded last
-    live     states made by calls of this recording, newest last
-    bound    states whose buffer is an input of this recording, parallel to `inputs`
-    inputs   Buffers, in the order of the path's input entries
-    scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
-    foreign  values in this recording of states that another thread's recording uses as well
-    token    of the collective recorded last, or None: alive at the recording's end, so that all of
-             them run, read or not
-    replica  who the thread is to the collectives it records
-    exchanges  whether it has collectives: then it is one program
-    roots    where paths begin, by torch's default dtype: it decides types that no call names
-    recordings   how many have ended
-    interrupted  whether another thread ended the recording: a kernel under way must read anew
-    optimizer_steps  how many steps each optimizer has made in this recording, or since a read
-             that did not end it
-    steps_since_mark  how many steps each has made since the user's last mark
-    steps_between_marks  the same between the last marks but one, and between the last two
-    marked_by    weakly the optimizer whose step ends a recording, where nobody else does; else None
-    drawn        the seed of the random call that is being recorded, which may have to begin anew
-    fork_evidence  the first place where it left every known path; else None
-    cut_by       the Explanation of the read that ended the recording before, where none had; else None
-    cut_here     the Explanation of the read that ends this one; else None
-    short_reads  whether programs are so short that their calls cost less by themselves
-    novelty      how much of what was recorded lately was new
-    entries_before  how many entries there were when this recording began
-    fork         where this recording is about to go on op by op, and with which key; else None
-    op_by_op     runs every call of this recording at once; None where calls are recorded
-    now          the same, as kernels see it: None while another thread ends the recording
+    Attributes:
+        cursor: The entry expected next.
+        last: The entry recorded last.
+        live: States made by calls of this recording, newest last.
+        bound: States whose buffer is an input of this recording, parallel to `inputs`.
+        inputs: Buffers, in the order of the path's input entries.
+        scalars: Numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them.
+        foreign: Values in this recording of states that another thread's recording uses as well.
+        token: The token of the collective recorded last, or None. It is alive at the recording's
+        end, so that all collectives run, read or not.
+        replica: The replica as which the thread records collectives.
+        exchanges: True if it has collectives: then it is one program.
+        roots: The first entries of paths, by torch's default dtype: it decides types that no call
+        names.
+        recordings: Number of recordings that have ended.
+        interrupted: True if another thread ended the recording: a kernel under way must read anew.
+        optimizer_steps: Each optimizer's steps in this recording, or since a read in it.
+        steps_since_mark: Steps of each optimizer since the user's last mark.
+        steps_between_marks: The same between the last marks but one, and between the last two.
+        marked_by: A weak reference to the optimizer whose step ends a recording, if the program
+        marks no steps; else None.
+        drawn: The seed of the random call that is being recorded, which may have to begin anew.
+        fork_evidence: The first place where it left every known path; else None.
+        cut_by: The Explanation of the read that ended the previous recording; else None.
+        cut_here: The Explanation of the read that ends this one; else None.
+        policy: The policy that decides how its recordings run.
+        begins: The policy's decision for the present recording.
+        decided: Its decision for the next one, where it was asked before this one ends; else None.
+        is_left: True after a side exit: the end of the recording is no path's end.
+        unnoted: The entry that stands for all calls that were not noted.
+        sketches: The paths of which only a hash is kept.
+        by_shape: The last entry of the latest path of each `shape_hash`.
+        immediate: The session that runs every call of this recording; None if calls are followed.
+        now: The same session for kernels: None while another thread ends the recording.
+        session: The core's record of the recorder's thread; 0 without a core.
+        walk: The core follows this recording; None if Python does.
+        learner: Notes what Python follows, for the core; else None.
     """
 
     __slots__ = (
-        "device",
-        "thread",
-        "new_tensor",
-        "roots",
-        "root",
-        "cursor",
-        "last",
-        "live",
-        "bound",
-        "inputs",
-        "scalars",
-        "foreign",
-        "token",
-        "replica",
-        "exchanges",
-        "recordings",
-        "interrupted",
-        "op_by_op",
-        "now",
-        "drawn",
-        "optimizer_steps",
-        "steps_since_mark",
-        "steps_between_marks",
-        "marked_by",
-        "short_reads",
-        "novelty",
-        "entries_before",
-        "fork",
-        "fork_evidence",
-        "cut_by",
-        "cut_here",
-        "ended",
-        "entries",
-        "has_grown",
-        "lock",
-        "draw",
-        "__weakref__",
-    )
+        "device", "thread", "new_tensor", "roots", "root", "cursor", "last", "live", "bound",
+        "inputs", "scalars", "foreign", "token", "replica", "exchanges", "recordings",
+        "interrupted", "immediate", "now", "drawn", "optimizer_steps", "steps_since_mark",
+        "steps_between_marks", "marked_by", "policy", "begins", "is_left", "unnoted", "sketches",
+        "by_shape", "fork_evidence", "cut_by", "cut_here", "ended", "entries", "has_grown",
+        "lock", "draw", "session", "walk", "learner", "decided", "__weakref__",
+    )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
         self.device, self.thread = device, get_ident()
         self.new_tensor, self.draw = device.new_tensor, device.random.draw
         self.live: Any = []  # of State; LivingStates where calls run at once
         self.bound: Any = []
-        self.op_by_op: OpByOp | None = None
-        self.now: OpByOp | None = None
+        self.immediate: ImmediateSession | None = None
+        self.now: ImmediateSession | None = None
         self.drawn: int | None = None
         self.optimizer_steps: OptimizerSteps = {}
         self.steps_since_mark: OptimizerSteps = {}
         self.steps_between_marks: tuple[OptimizerSteps, OptimizerSteps] = ({}, {})
         self.marked_by: ref[torch.optim.Optimizer] | None = None
-        self.fork: tuple[Entry, tuple] | None = None
         self.fork_evidence: Fork | None = None
         self.cut_by: Explanation | None = None
         self.cut_here: Explanation | None = None
@@ -284,16 +133,26 @@ class Recorder:
         self.foreign: dict[State, CallResult] = {}
         self.token: CallResult | None = None
         self.replica: Any = None
-        self.exchanges = False
+        self.exchanges = self.is_left = False
+        self.begins = Begin.NOTE
+        self.decided: Begin | None = None
         self.recordings = 0
+        self.session = CORE.session() if CORE is not None and not device.index else 0
+        self.walk: Walk | None = None
+        self.learner: Learner | None = None
         self.lock = threading.RLock()
         self._plant()
 
     def _plant(self) -> None:
+        self.catch_up()
         self.roots: dict[torch.dtype, Entry] = {}
-        self.short_reads, self.novelty = ShortReads(), forks.Novelty()
+        self.policy = Policy(sketches=CORE is not None and not self.device.index)
+        self.sketches = Sketches(lambda: Entry(None, None, None))
+        self.unnoted = Entry(None, None, None)
+        self.unnoted.memory = self.policy.unnoted
+        self.by_shape: BoundedTable[int, Entry] = BoundedTable("PathsByShape", 4096)
         self.root: Any = None  # an Entry, from the next line on
-        self.entries, self.entries_before, self.has_grown = 0, 0, False
+        self.entries, self.has_grown = 0, False
         self.choose_paths()
 
     def choose_paths(self) -> None:
@@ -302,6 +161,8 @@ class Recorder:
         Where another thread begins it, no kernel may go on in it at once: one that is under way may
         have read values of the recording that has ended.
         """
+        self.catch_up()
+        self.learner = None
         dtype = torch.get_default_dtype()
         root = self.roots.get(dtype)
         if root is None:
@@ -309,31 +170,102 @@ class Recorder:
         if root is not self.root:
             self.root = self.ended = root
         self.last = root
+        self.begins = Begin.NOTE if self.is_left else self.decided or self.decide(self.ended)
+        self.decided = None
         self.interrupted = self.thread != get_ident()
         self.cursor = STOPPED if self.interrupted else self._expected()
+        if CORE is not None and self.session and not self.interrupted:
+            CORE.arm(self.session, self.cursor is STOPPED)
+            if self.cursor is not STOPPED:
+                self._choose_track(CORE)
+
+    def decide(self, ended: Entry) -> Begin:
+        """Ask the policy how the recording behind an entry runs."""
+        begins = self.policy.begin(ended.ended_path)
+        if begins is not self.begins:
+            show_begin(self.policy, ended.ended_path, self.begins, begins)
+        return begins
+
+    def is_of_this_dtype(self) -> bool:
+        """Return True if the paths are those of torch's present default dtype."""
+        return self.roots.get(torch.get_default_dtype()) is self.root
+
+    def pass_cut(self, ended: Entry, begins: Begin) -> None:
+        """Begin another recording; its calls go on in the session that there is."""
+        self.ended, self.begins, self.decided = ended, begins, None
+        self.optimizer_steps.clear()
+        self.recordings += 1
+
+    # --- in the core
+
+    def _choose_track(self, core: Core) -> None:
+        """Leave the recording to the core, if it knows what came here the last time; else have it learned."""
+        place = self.ended
+        if watching or spans.timeline is not None or not self.device.has_one_recorder():
+            return
+        if place.track is not None and place.track.entries[0] is self.root:
+            self.walk = Walk(place.track)
+            core.walk(self.session, place.track.handle)
+            self.cursor, self.interrupted = STOPPED, True
+        elif self.cursor is not END and place.is_to_be_learned():
+            self.learner = Learner(self)
+            core.learn(self.session)
+
+    def catch_up(self) -> None:
+        """Follow the recording in Python from here on; what the core has followed is known then."""
+        walk, self.walk = self.walk, None
+        if walk is None:
+            return
+        with plain_functions():
+            told = torch.ops.ltc_core.end_walk(self.session)
+        walk.catch_up(self, told)
+        if walk.is_left_early:
+            metrics.count("TracksLeft")
+            if walk.track.is_to_be_learned_again():
+                self.ended.track = None
+
+    def stop_walk(self) -> None:
+        """The core's kernels follow no call from now on; one that is under way is over by then."""
+        if self.walk is not None and CORE is not None:
+            CORE.leave(self.session)
+
+    def _keep_track(self) -> None:
+        """The recording has ended: what was learned of it leads from where it began."""
+        learner, self.learner = self.learner, None
+        if learner is None or CORE is None:
+            return
+        track = learner.track(CORE.learned(self.session))
+        if track is not None and track.entries[-1] is self.last:
+            metrics.count("TracksLearned")
+            self.ended.track = track
 
     def _expected(self) -> Entry:
-        """The entry that a recording begins with, as far as the one before tells."""
-        if forks.is_forced() or self.short_reads.run_at_once:
-            return STOPPED
+        """The entry that a recording begins with; STOPPED where its calls run at once."""
+        return STOPPED if self.runs_at_once() else self.expected_entry()
+
+    def expected_entry(self) -> Entry:
+        """The entry that came first the last time that this recording came behind the one before."""
         return self.ended.follow if self.ended.follow is not END else self.root.next
+
+    def runs_at_once(self) -> bool:
+        """Return True if the first call of a recording would run when it is made."""
+        return (is_forced() or self.begins is not Begin.FOLLOW) and self.may_run_at_once()
 
     # --- along the path
 
     def advance(self, key: tuple, make_call: Callable[[], Call]) -> Any:
         """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
-        if self.op_by_op is not None:
-            return self.op_by_op.advance(key, make_call)
+        assert self.immediate is None  # its notes are the session's
         last = self.last
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
         if entry is None or self.cursor is STOPPED:
-            entry = self._not_recorded(last, key, entry, make_call)
+            entry = self._unexpected(last, key, entry, make_call)
         if entry is None:
             call = make_call()  # one that raises is run eagerly: no path is left by it
             self._note_fork(last, key)
-            entry = self._add(key, call)
+            entry = self.add_entry(last, key, call)
         last.next = entry
         if last is self.root:
             self.ended.follow = entry  # the best guess for the recording after the one just ended
@@ -346,80 +278,81 @@ class Recorder:
             following = last.next if last is not self.root else self._expected()
             self.fork_evidence = fork_at(last, following, key)
 
-    def _not_recorded(
+    def _unexpected(
         self, last: Entry, key: tuple, known: Entry | None, make_call: Callable[[], Call]
     ) -> Entry | None:
-        """What comes next without being recorded: a known entry, or one of a path of symbols.
+        """Return the entry of a call that was not expected; None where it is to be recorded.
 
-        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere,
-        and what `make_call` raises where nothing of it can be: then the path was not left, but ended.
+        Raises:
+            RunsAtOnce: the call, and what comes behind it, runs when it is made.
+            TakesOtherPath: what was followed so far is the beginning of another path of symbols.
         """
-        if forks.is_forced() or (last is self.root and self.short_reads.run_at_once):
-            if self.may_go_op_by_op():
-                raise GoesOpByOp(self)
+        if last is self.root and self.runs_at_once():
+            raise RunsAtOnce(self)
+        if known is not None:
             return known
-        has_forked = last.next is not END and self.novelty.has_forked(last.ways)
-        if known is not None or (last.of is None and not has_forked):
-            return known
-        if last.of is None and not self.may_go_op_by_op():
+        may_run_at_once = self.may_run_at_once()
+        if not may_run_at_once and last.of is None:
             return None
-        if last.passed is not None and last.passed.is_expected(_hashable(key)):
-            return None
-        may_be_symbolic = last.of is not None or last.branches is not None
-        entry: Entry | None = entry_for(self, last, key) if may_be_symbolic else None
+        entry: Entry | None = entry_for(self, last, key)
         if entry is None:
-            if last.of is not None:
-                make_call()
-            self._leave(last, key)
+            self._note_fork(last, key)
+            way = None if last.of is None else other_way(self, last, key)
+            if way is not None:
+                raise TakesOtherPath(self, way)
+            if may_run_at_once:
+                make_call()  # an error is the call's own, and leaves no path
+                raise RunsAtOnce(self)
         return entry
 
-    def _leave(self, last: Entry, key: tuple) -> None:
-        """Raise how what comes next is run, unless it is to be recorded here."""
-        self._note_fork(last, key)
-        if last.of is not None:
-            way = other_way(self, last, key)
-            raise GoesOpByOp(self) if way is None else TakesOtherPath(self, way)
-        is_looking = not self.novelty.patience and wants_another(last)
-        if not is_looking and self._passes(last, key):
-            raise GoesOpByOp(self)
-
-    def _passes(self, last: Entry, key: tuple) -> bool:
-        """Whether what comes next is run op by op this time."""
-        if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
-            if last.passed is None:
-                last.passed = forks.PassedBy()
-            passes = last.passed.passes(_hashable(key), self.novelty.patience)
-            self.fork = (last, key) if passes else None
-        return self.fork is not None
-
-    def may_go_op_by_op(self) -> bool:
-        """Whether nothing here needs a program, and no setting asks for one."""
-        return not self.exchanges and self.thread not in watching and forks.may_run()
+    def may_run_at_once(self) -> bool:
+        """Return True if nothing here needs a program, and no setting asks for one."""
+        return not self.exchanges and self.thread not in watching and may_run()
 
     def begins_at_once(self) -> bool:
-        """Whether whatever comes next is the first call of a recording that runs at once."""
-        if not self.nothing_pending or not (self.short_reads.run_at_once or forks.is_forced()):
-            return False
-        return self.may_go_op_by_op()
+        """Return True if the call that comes next is the first of a recording, and runs at once."""
+        return self.nothing_pending and self.runs_at_once()
 
-    def go_op_by_op(self) -> None:
-        """Run every call at once until the recording ends; nothing is pending."""
+    def run_at_once(self, part: FollowedPart | None = None) -> None:
+        """Run every call when it is made until the recording ends; nothing is pending.
+
+        Args:
+            part: what was followed before a side exit.
+        """
+        self.learner = None
         self.live, self.bound = LivingStates(), LivingStates()
-        self.op_by_op = OpByOp(self)
-        self.now = self.op_by_op if spans.timeline is None else None  # as in run_now.run
-        self.cursor, self.interrupted, self.fork = STOPPED, True, None
+        self.immediate = ImmediateSession(self, part)
+        if spans.timeline is None:  # as in run_now.run
+            self.immediate.go_on()
+        self.cursor, self.interrupted = STOPPED, True
 
-    def end_op_by_op(self) -> None:
-        """What an ended thread left has run: it becomes buffers; the caller holds the lock then."""
-        if self.op_by_op is not None:
-            self.op_by_op.end()
+    def end_immediate(self) -> None:
+        """End the calls that an ended thread has run: they become buffers; the caller holds the
+        lock.
+        """
+        if self.immediate is not None:
+            self.immediate.end()
             self.restart()
 
-    def _add(self, key: tuple, call: Call) -> Entry:
+    def move_to(self, entry: Entry, values: dict[CallResult, CallResult]) -> None:
+        """Go on behind another entry, whose path has other values in place of these."""
+        if self.immediate is not None:
+            assert self.immediate.notes is not None
+            self.immediate.notes.move_to(entry, values)
+            return
+        for state in (*self.live, *self.bound):
+            if state.value is not None:
+                state.value = values.get(state.value, state.value)
+        for state, value in self.foreign.items():
+            self.foreign[state] = values.get(value, value)
+        self.last, self.cursor = entry, entry.next
+
+    def add_entry(self, last: Entry, key: tuple, call: Call) -> Entry:
+        """Return a new entry behind `last`."""
         if call.line:
             call.module, call.forward = place_of_call(call.line)
-        entry = Entry(key, self.last, call)
-        self.last.add_branch(entry)
+        entry = Entry(key, last, call)
+        last.add_branch(entry)
         self.entries, self.has_grown = self.entries + 1, True
         metrics.count("RecordedEntries")
         return entry
@@ -441,8 +374,8 @@ class Recorder:
         """
         buffer = state.buffer
         assert buffer is not None
-        if self.op_by_op is not None:
-            return self.op_by_op.bind(state)
+        if self.immediate is not None:
+            return self.immediate.bind(state)
         execution = buffer.execution
         if execution is not None and execution.failure is not None:
             buffer = state.buffer = buffer.settled()
@@ -514,18 +447,24 @@ class Recorder:
 
     @property
     def too_long(self) -> bool:
-        """Whether the recording has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
+        """Return True if the recording has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
         last, (nodes, nbytes) = self.last, _most_pending()
         return last.depth >= nodes or last.size >= nbytes
 
     @property
     def nothing_pending(self) -> bool:
-        return self.last is self.root and self.op_by_op is None
+        if self.walk is not None and CORE is not None:
+            if not CORE.walked(self.session):
+                return True
+            if self.thread != get_ident():
+                return False
+            self.catch_up()
+        return self.last is self.root and self.immediate is None
 
     @property
     def nothing_awaited(self) -> bool:
-        """Whether nobody holds a tensor that is pending here, and no replica waits for it."""
-        if self.op_by_op is not None:
+        """Return True if no living tensor is pending here, and no replica waits for one."""
+        if self.immediate is not None:
             return not any(self.live)
         states = self.live + [state for state in self.bound if state.buffer is None]
         gone = [IN_TWO_LISTS] * len(states)
@@ -533,16 +472,11 @@ class Recorder:
 
     def leaves_nothing(self) -> bool:
         """True if nothing can read a pending value of this recording, whose thread has ended."""
-        return self.op_by_op is not None or self.nothing_pending or self.nothing_awaited
+        return self.immediate is not None or self.nothing_pending or self.nothing_awaited
 
     def path(self) -> list[Call]:
         """The calls of the recording so far, in recorded order."""
-        calls, entry = [], self.last
-        while entry.call is not None:
-            calls.append(entry.call)
-            entry = entry.parent
-        calls.reverse()
-        return calls
+        return self.last.path_to()
 
     def note_mark(self) -> None:
         """The user marks the end of a step; a mark without an optimizer's step says nothing of a loop."""
@@ -554,17 +488,16 @@ class Recorder:
     def restart(self) -> None:
         """Begin a new recording; forget every path where LTC_MAX_RECORDED entries are exceeded."""
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
-        self.op_by_op = self.now = None
+        self.immediate = self.now = None
         self.foreign.clear()
         self.token = self.replica = None
         self.fork_evidence = self.cut_by = self.cut_here = None
         self.exchanges = False
-        self.optimizer_steps.clear()
+        if not self.is_left:  # a side exit ends no step
+            self.optimizer_steps.clear()
+        self._keep_track()
         self.recordings += 1
         self.ended = self.last
-        if self.ended is not self.root:
-            self.novelty.note(self.entries - self.entries_before, self.ended.depth)
-        self.entries_before = self.entries
         self.choose_paths()  # first: the number may not be readable, and the old one has ended
         if self.has_grown:
             self.has_grown = False
@@ -592,7 +525,7 @@ class Device:
         return self.recorders.get(get_ident()) or self._add_recorder()
 
     def has_one_recorder(self) -> bool:
-        """Whether a single thread uses the device, as far as running threads go."""
+        """Return True if a single thread uses the device, as far as running threads go."""
         if len(self.recorders) == 1:
             return True
         self._drop_recorders_of_ended_threads()
@@ -605,8 +538,9 @@ class Device:
             if left is not None:  # by a thread that had the number before; it was just looked at
                 return left
             for other in self.all_recorders():
-                if other.op_by_op is not None:
-                    other.op_by_op.share_inputs()
+                if other.immediate is not None:
+                    other.immediate.share_inputs()
+                other.stop_walk()
             recorder = self.recorders[get_ident()] = Recorder(self)
             return recorder
 
@@ -614,12 +548,12 @@ class Device:
         return [recorder for recorder in list(self.recorders.values()) if recorder is not None]
 
     def left_by_ended_threads(self) -> list[Recorder]:
-        """Recorders with something pending that nobody adds to any more, and somebody may read."""
+        """Return the recorders of ended threads that still have pending values, which may be read."""
         self._drop_recorders_of_ended_threads()
         return [recorder for _, recorder in self._of_ended_threads()]
 
     def _of_ended_threads(self) -> list[tuple[int, Recorder]]:
-        """Recorders by the thread that each belonged to."""
+        """Return (thread, recorder) for each recorder of a thread that has ended."""
         known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
         running = _threads_that_record()
         return [
@@ -630,7 +564,7 @@ class Device:
 
     def _drop_recorders_of_ended_threads(self) -> None:
         for thread, recorder in self._of_ended_threads():
-            if recorder.op_by_op is None:
+            if recorder.immediate is None:
                 if recorder.leaves_nothing():
                     self._drop(thread, recorder)
             elif recorder.lock.acquire(blocking=False):  # else another thread sees to it
@@ -655,7 +589,7 @@ class Device:
             recorder.thread = NOBODY
             sessions.pop(thread, None)
         try:
-            recorder.end_op_by_op()
+            recorder.end_immediate()
         finally:
             with self._recorders_lock:
                 if self.recorders.get(thread) is None:
@@ -694,14 +628,15 @@ _devices: list[Device] = []
 
 
 def devices_in_use() -> list[Device]:
-    """Those of `devices()`; none before the first use of one."""
+    """Return `devices()`; none before the first use of one."""
     return _devices
 
 
 def devices() -> list[Device]:
     """This process's devices, in index order; LTC_NUM_DEVICES of them, read at the first use."""
     if not _devices:
-        count = config.value("LTC_NUM_DEVICES")
+        config.check_environment()
+        count = config.value("LTC_NUM_DEVICES") or len(backend().devices())
         _devices.extend([_FirstDevice(0), *(Device(index) for index in range(1, count))])
         _tell_misspelled_variables()
     return _devices

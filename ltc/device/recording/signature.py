@@ -1,4 +1,4 @@
-"""What the recorder has to know of an overload, read off its schema once."""
+"""The facts of an overload that the recorder needs, read off its schema once."""
 
 from __future__ import annotations
 
@@ -90,9 +90,10 @@ _WRITTEN_WITH = {"grads": "grad_scale"}
 class Argument:
     """One argument of an overload.
 
-    kind    how the recorder treats it: one of the words above
-    static  of a NUMBER: the values that are part of the formula, None for all, () for none
-    written_with  of one that is written to: the argument without which it is left as it is, or None
+    Attributes:
+        kind: The way the recorder treats it: one of the words above.
+        static: The values of a NUMBER that are part of the formula; None for all, () for none.
+        written_with: The argument without which a written one is left as it is, or None.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Signature:
 
     @cached_property
     def may_resize(self) -> bool:
-        """Whether what it writes to may have another shape: that of `out=` arguments."""
+        """Return True if the tensors it writes to may have another shape: `out=` arguments."""
         return bool(self.written) and not self.name.partition(".")[0].endswith("_")
 
     @cached_property
@@ -147,40 +148,44 @@ class Signature:
 
     @cached_property
     def resizes_silently(self) -> bool:
-        """Whether PyTorch says nothing of an `out=` tensor of another shape: where a shape is given."""
+        """Return True if PyTorch warns of no `out=` tensor of another shape: where a shape is
+        given.
+        """
         reads = any(not argument.written for _, argument in self.tensors)
         return not reads and self.name not in _SHAPES_THAT_ARE_COUNTED
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether a result shares the memory of an argument without being it."""
+        """Return True if a result shares the memory of an argument without being it."""
         returns = schema_of_overload(self.overload).returns
         return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
     @cached_property
     def returns_written(self) -> bool:
-        """Whether what it returns are the arguments it wrote to (or nothing)."""
+        """Return True if it returns the arguments it wrote to (or nothing)."""
         returns = schema_of_overload(self.overload).returns
         return bool(self.written) and all(r.alias_info is not None for r in returns)
 
     @cached_property
     def makes_one_tensor(self) -> bool:
-        """Whether all it does is to make a new tensor, never an undefined one."""
+        """Return True if all it does is to make a new tensor, never an undefined one."""
         return self.returns == ("Tensor",) and not self.written and not self.is_view
 
     @cached_property
     def has_no_result(self) -> bool:
-        """Whether it exists for the error it may raise only."""
+        """Return True if it exists only for the error it may raise."""
         return not self.returns and not self.written
 
     @cached_property
     def checks_values(self) -> bool:
-        """Whether its numbers have to be looked at in each call."""
+        """Return True if its numbers have to be checked in each call."""
         return self.op in _CHECKS_VALUES and not any(a.kind == TENSOR for a in self.arguments[1:])
 
     @cached_property
     def writes_some(self) -> bool:
-        """Whether it writes to some elements of its first argument, or the same to all of them."""
+        """Return True if it writes to some elements of its first argument, or the same to all of
+        them.
+        """
         return self.op in _WRITES_SOME and self.written == (0,)
 
     @cached_property
@@ -196,14 +201,14 @@ class Signature:
         return all(r in ("Tensor", "Optional[Tensor]", "List[Tensor]") for r in self.returns)
 
     def returned(self, values: list):
-        """What it returns where that is the arguments it wrote to; `values` in schema order."""
+        """Return the arguments it wrote to, if the overload returns them; `values` in schema order."""
         if not self.returns:
             return None
         written = [values[i] for i in self.written if values[i] is not None]
         return written[0] if len(self.returns) == 1 else tuple(written)
 
     def written_by(self, values: list) -> list[int]:
-        """Those of `written` that a call with these values, in schema order, does write to."""
+        """Return those of `written` to which a call with these values, in schema order, does write."""
         if not self.written:
             return []
         given = {a.name for a, value in zip(self.arguments, values) if value is not None}

@@ -11,9 +11,10 @@ import torch
 
 from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
-from ltc.debug import metrics
+from ltc.device.evidence import misplaced
 from ltc.device.evidence.cuts_explained import too_much_pending
-from ltc.device.op_by_op.computed import ComputedValue
+from ltc.device.immediate.computed import ComputedValue
+from ltc.device.immediate.immediate_session import ImmediateSession
 from ltc.device.recording import fallback, run_now
 from ltc.device.recording.gradient_views import accumulates
 from ltc.device.recording.recorder import Device, Recorder
@@ -32,12 +33,23 @@ from ltc.device.recording.signature import (
 from ltc.device.recording.state import State
 from ltc.device.recording.strides import repeats
 from ltc.device.recording.sync import exclusively, flush, value_of
-from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap, wrap_all
-from ltc.device.recording.user_line import user_line, warn_user
+from ltc.device.recording.tensors import (
+    adopt,
+    device_of_call,
+    is_lazy,
+    state_of,
+    to_device,
+    wrap,
+    wrap_all,
+)
 from ltc.device.recording.views import link_all, link_by, links_of, write
-from ltc.device.shapes.meta import NoTypes, result_types
+from ltc.device.shapes.meta import NoTypes, result_types, wanted
 from ltc.device.shapes.numbers_that_fit import refuse_what_does_not_fit
 from ltc.device.torch_device import storage_of
+from ltc.device.user_line import user_line, warn_user
+from ltc.errors import NotLazyTensor
+from ltc.runtime.executor import executor_of
+from ltc.support.observation import metrics
 from ltc.support.torch_private import plain_functions, shown_region
 
 _NUMBER_TYPES = {
@@ -62,7 +74,13 @@ RESIZES = "resizes"  # in the key of an entry that changes the shape of what it 
 def record(signature: Signature, *args: Any, **kwargs: Any):
     """Record one call and return what the overload returns; the way for every special case."""
     with metrics.timed("LazyTracing"), plain_functions(), shown_region("ltc::record"):
-        return _record(signature, signature.in_schema_order(args, kwargs))
+        values = signature.in_schema_order(args, kwargs)
+        try:
+            return _record(signature, values)
+        except NotLazyTensor as error:
+            names = [argument.name for argument in signature.arguments]
+            misplaced.name_argument(error, signature.name, names, values)
+            raise
 
 
 def _record(signature: Signature, values: list):
@@ -71,12 +89,12 @@ def _record(signature: Signature, values: list):
         return fallback.run_on_cpu(signature, values)
     if signature.checks_values:
         _check_values(signature, values)
-    if signature.has_no_result or is_forced(signature):
+    if is_forced(signature):
         return fallback.run_eagerly(signature, values, device)
     if signature.writes_some and repeats(state_of(values[0])) and not accumulates():
         return fallback.run_on_repetitions(signature, values)
     recorder = device.recorder()
-    if recorder.op_by_op is None and run_now.how_to_run(signature).has_masks(values):
+    if _is_read_first(recorder, signature, values):
         return fallback.run_eagerly(signature, values, device)  # no type tells how many are chosen
     try:
         return exclusively(recorder, _extend, recorder, signature, values)
@@ -86,30 +104,67 @@ def _record(signature: Signature, values: list):
         recorder.drawn = None
 
 
+def _is_read_first(recorder: Recorder, signature: Signature, values: list) -> bool:
+    """Return True if a call that is noted, followed or recorded has to look at values first."""
+    session, kernel = recorder.immediate, run_now.how_to_run(signature)
+    if session is None:
+        return signature.has_no_result or kernel.has_masks(values)
+    return session.notes is not None and (signature.has_no_result or kernel.reads(values))
+
+
 def _extend(recorder: Recorder, signature: Signature, values: list):
     """Record one call behind the others; raises NoTypes where it has to be run to be known."""
+    if recorder.immediate is not None and recorder.immediate.is_over:
+        flush(recorder)
+    if recorder.immediate is not None:
+        return _run(recorder, recorder.immediate, signature, values)
     if recorder.too_long:
         cut(recorder)
-    if recorder.op_by_op is not None and recorder.op_by_op.is_over:
-        flush(recorder)
-    if recorder.op_by_op is not None and (kernel := run_now.how_to_run(signature)).runs_here:
-        for i, _ in signature.tensors:
-            _bind_tensors(recorder, values[i])
-        try:
-            return run_now.run(kernel, recorder.op_by_op, values, {})
-        except run_now.NeedsRule:
-            pass
     lowered = _Lowered(recorder, signature, values)
-    if recorder.op_by_op is not None:
-        call = lowered.make_call()
-        refuse_what_does_not_fit(signature.op, signature.converted, values, call.results)
-        ran = recorder.op_by_op.run(call, lowered.numbers)
-        return _results(recorder, signature, values, ran)
     entry = recorder.advance(lowered.key, lowered.make_call)
     recorder.scalars.extend(lowered.numbers)
     # of one that is refused nobody gets what has been recorded by now
     refuse_what_does_not_fit(signature.op, signature.converted, values, entry.call.results)
     return _results(recorder, signature, values, entry)
+
+
+def _run(recorder: Recorder, session: ImmediateSession, signature: Signature, values: list):
+    """Run one call, and note it."""
+    values = _with_indices_here(recorder, signature, values)
+    kernel = run_now.how_to_run(signature)
+    for i, _ in signature.tensors:
+        _bind_tensors(recorder, values[i])
+    noting = None if session.notes is None else _Noting(recorder, session, signature, values)
+    if kernel.runs_here:
+        try:
+            return run_now.run(kernel, session, values, noting)
+        except run_now.NeedsRule:
+            if signature.has_no_result:
+                raise NoTypes from None  # it exists for the error that it raises
+    lowered = _Lowered(recorder, signature, values)
+    call = lowered.make_call()
+    refuse_what_does_not_fit(signature.op, signature.converted, values, call.results)
+    ran = session.run(call, lowered.numbers)
+    if noting is not None:
+        for value, noted in zip(call.results, noting(call.results) or ()):
+            if value is not None:
+                value.noted = noted
+    return _results(recorder, signature, values, ran)
+
+
+def _with_indices_here(recorder: Recorder, signature: Signature, values: list) -> list:
+    """The values, with a lazy copy of each index that lies on the CPU."""
+    if signature.name not in _INDEXING:
+        return values
+
+    def here(part: Any) -> Any:
+        if isinstance(part, (list, tuple)):
+            return [here(one) for one in part]
+        if not isinstance(part, torch.Tensor) or part.device.type != "cpu" or part.dim() == 0:
+            return part
+        return to_device(part, recorder.device) if part.dtype in _INDEX_TYPES else part
+
+    return [here(value) for value in values]
 
 
 def _bind_tensors(recorder: Recorder, operand: Any) -> None:
@@ -122,7 +177,7 @@ def _bind_tensors(recorder: Recorder, operand: Any) -> None:
 
 
 def is_forced(signature: Signature) -> bool:
-    """Whether LTC_FORCE_FALLBACK names this op; asked when its kernel is built."""
+    """Return True if LTC_FORCE_FALLBACK names this op; read when its kernel is built."""
     named = config.value("LTC_FORCE_FALLBACK")
     return bool(named) and signature.op in named.split(",")
 
@@ -135,17 +190,20 @@ def _check_values(signature: Signature, values: list) -> None:
 
 
 def cut(recorder: Recorder) -> None:
-    """Start what is pending because nobody marked a step for a long while; say so once."""
+    """Start the pending calls because no step was marked for a long while; warn of it once."""
     metrics.count("TrimIrGraph")
     device: Device = recorder.device
     last = recorder.last
-    too_much_pending(last.depth, last.size)
+    marks = executor_of(device.index).marks
+    too_much_pending(last.depth, last.size, marks)
     if not device.warned_of_no_mark:
         device.warned_of_no_mark = True
+        since = f"since the last of {marks} step marks" if marks else "without a step mark"
         warn_user(
             f"{last.depth} calls with {last.size >> 20} MiB of results were recorded on {device} "
-            f"without a step mark; they are started now, at {user_line()}. Call "
-            f"ltm.mark_step() once per step (limits: LTC_MAX_PENDING_NODES, LTC_MAX_PENDING_BYTES)."
+            f"{since}; they start now, at {user_line()}. Call ltm.mark_step() once per step; if each step is "
+            f"marked already, use smaller batches. "
+            f"(Limits: LTC_MAX_PENDING_NODES, LTC_MAX_PENDING_BYTES.)"
         )
     flush(recorder)
 
@@ -153,14 +211,15 @@ def cut(recorder: Recorder) -> None:
 class _Lowered:
     """The operands of one call as the recorder keeps them.
 
-    key      what identifies the call on its path
-    numbers  what it adds to the recording's scalars
+    Attributes:
+        key: The identity of the call on its path.
+        numbers: The numbers that it adds to the recording's scalars.
     """
 
     def __init__(self, recorder: Recorder, signature: Signature, values: list) -> None:
         self.recorder, self.signature, self.values = recorder, signature, values
         self.numbers: list = []
-        self.first_slot = len(recorder.scalars)
+        self.first_slot = self._first_slot()
         self.seed = self._seed() if signature.random else None
         parts: list = [signature.overload]
         self.template: list = []
@@ -194,6 +253,13 @@ class _Lowered:
         if config.value("LTC_LINES"):
             parts.append(user_line())
         self.key = tuple(parts)
+
+    def _first_slot(self) -> int:
+        return len(self.recorder.scalars)
+
+    def _named(self, value: CallResult) -> CallResult:
+        """The value as an operand of the call."""
+        return value.as_operand() if value.__class__ is ComputedValue else value
 
     def _seed(self) -> Scalar:
         generator = None
@@ -239,7 +305,7 @@ class _Lowered:
     def _name_numbers(self, argument: Argument, operand: Any):
         """(part of the key, operand of the call) for what `_tensors` gave."""
         if operand.__class__ is ComputedValue:
-            operand = operand.as_operand()
+            operand = self._named(operand)
         if operand is None or operand.__class__ is CallResult:
             return operand, operand
         if operand.__class__ is list:
@@ -264,10 +330,10 @@ class _Lowered:
         return [v.__class__ for v in values], [self._number(v, argument.name) for v in values]
 
     def _resizes(self) -> bool:
-        """Whether an `out=` tensor does not have the shape of the result yet.
+        """Return True if an `out=` tensor does not have the shape of the result yet.
 
-        What the result is does not hang on the tensor's shape; asked with an empty one, PyTorch does
-        not warn of another.
+        The result does not depend on that tensor's shape. For an empty one, PyTorch does not warn
+        of another shape.
         """
         outs = self._outs_as(CallResult.without_elements)
         try:
@@ -292,11 +358,13 @@ class _Lowered:
         )
 
     def _give_empty_outs(self) -> None:
-        """What is to be resized is no operand: the call is given tensors without elements."""
+        """Give the call tensors without elements in place of those to be resized, which are no
+        operands.
+        """
 
         def empty(value: CallResult) -> CallResult:
             plain = torch.empty(0, dtype=value.dtype, device="cpu")
-            return value_of(adopt(plain, self.recorder.device))
+            return self._named(value_of(adopt(plain, self.recorder.device)))
 
         self.kwargs |= self._outs_as(empty)
 
@@ -307,16 +375,20 @@ class _Lowered:
         """`outs`: what stands for operands of these names."""
         signature, kwargs = self.signature, {**self.kwargs, **outs}
         if signature.device is not None:
-            kwargs = {**kwargs, "device": _META}
-        return result_types(
-            signature.overload, self.args, kwargs, written, not signature.returns_written
-        )
+            kwargs["device"] = _META
+        returned = not signature.returns_written
+        return result_types(Call(signature.overload, self.args, kwargs, written, returned))
 
     def make_call(self) -> Call:
-        signature = self.signature
         written = self._written()
         types = self._types(written)
-        call = Call(
+        call = self._call(written)
+        self.recorder.values(call, types)
+        return call
+
+    def _call(self, written: tuple) -> Call:
+        signature = self.signature
+        return Call(
             signature.overload,
             tuple(self.args),
             self.kwargs,
@@ -325,8 +397,71 @@ class _Lowered:
             user_line(),
             self.seed,
         )
-        self.recorder.values(call, types)
+
+
+class _NotedOperands(_Lowered):
+    """The same of a call that has run: with noted values in place of computed ones."""
+
+    def _first_slot(self) -> int:
+        session = self.recorder.immediate
+        assert session is not None
+        return len(session.numbers)
+
+    def _named(self, value: Any) -> CallResult:
+        if value.noted is None:
+            raise _NotNoted
+        noted: CallResult = value.noted
+        return noted
+
+    def _tensor(self, operand: Any):
+        found = super()._tensor(operand)
+        return self._named(found) if found.__class__ is ComputedValue else found
+
+    def call_of(self, made: Sequence[Any]) -> Call:
+        """Return the call, which has made these: tensors or computed values, or None."""
+        types = tuple([None if one is None else (tuple(one.shape), one.dtype) for one in made])
+        call = self._call(self._written())
+        self.recorder.values(call, wanted(call, types))
         return call
+
+
+class _NotNoted(Exception):
+    """An operand was made by what was not noted."""
+
+
+class _Noting:
+    """Notes one call: before anything holds what it has made."""
+
+    def __init__(
+        self, recorder: Recorder, session: ImmediateSession, signature: Signature, values: list
+    ) -> None:
+        self._recorder, self._session = recorder, session
+        self._signature, self._values = signature, values
+        self._operands: Any = None
+
+    def __call__(self, made: Sequence[Any]) -> tuple[CallResult | None, ...] | None:
+        """Return the noted results of the call, which has made these."""
+        notes = self._session.notes
+        if notes is None:
+            return None
+        if notes.last.depth >= config.value("LTC_MAX_PENDING_NODES"):
+            self._session.stop_noting()
+            return None
+        try:
+            entry = notes.note(self._key, lambda: self._operands.call_of(made))
+        except _NotNoted:
+            self._session.stop_noting()
+            return None
+        notes.numbers.extend(self._operands.numbers)
+        results: tuple[CallResult | None, ...] = entry.call.results
+        if self._signature.is_view:
+            entry.link = links_of(self._signature, _link(entry.call), len(results))
+        return results
+
+    def _key(self) -> tuple:
+        self._operands = _NotedOperands(self._recorder, self._signature, self._values)
+        key: tuple = self._operands.key
+        return key
 
 
 def _each(function: Callable[[CallResult], CallResult], operand: Any) -> Any:
@@ -391,7 +526,7 @@ def _views(recorder: Recorder, signature: Signature, state: State, entry: Any):
 
 
 def _link(call: Call) -> tuple:
-    """How the views that `call` makes are derived from what they show."""
+    """Return the links by which the views of `call` are derived from the viewed tensor."""
     source: Any = call.args[0]
     first: Any = call.results[0] if call.results else source  # of several the shape does not matter
     return link_by(call.overload, tuple(call.args[1:]), call.kwargs, source.shape, first.shape)

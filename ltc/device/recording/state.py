@@ -1,8 +1,8 @@
-"""What an ltc tensor is: a state that hangs on its storage object.
+"""An ltc tensor: a state that hangs on its storage object.
 
-The storage's Python object lives as long as the C++ storage, so everything that shares the
-storage (detach, .data, nn.Parameter, a tensor saved for backward) shares the state without any
-Python.  Tensors always appear contiguous; a view is a state of its own that knows its base.
+The storage's Python object lives as long as the C++ storage, so everything that shares the storage
+(detach, .data, nn.Parameter, a tensor saved for backward) shares the state without any Python.
+Tensors always appear contiguous; a view is a state of its own that knows its base.
 """
 
 from __future__ import annotations
@@ -19,7 +19,23 @@ from ltc.runtime.buffer import Buffer
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 
-_EXPAND = torch.ops.aten.expand.default
+_aten = torch.ops.aten
+_EXPAND = _aten.expand.default
+_REORDERINGS = frozenset(
+    {  # views of all elements of their base, each once
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.detach.default,
+        _aten.alias.default,
+    }
+)
 _FEW = 16  # ended views that are not worth forgetting
 _ids = itertools.count(1)
 _views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
@@ -28,18 +44,21 @@ _views_change = renewed_lock(globals(), "_views_change")  # threads may share a 
 class State:
     """The value of one tensor.
 
-    value   its Value in the recording of some recorder, or None where nothing is pending
-    device  the Device it is on
-    buffer  the Buffer that holds it, or None where it has to be computed first
-    views   weak references to the states that are views of the same base (shared by the base and
-            all of them), or None where there is no view
-    base    the state this one is a view of, or None
-    chain   how it is derived from its base: (overload, arguments, keywords, output index) each
-
     A view whose value is None is stale: it is derived from its base again when read.
+
+    Attributes:
+        value: Its Value in the recording of some recorder, or None where nothing is pending.
+        device: The Device it is on.
+        buffer: The Buffer that holds it, or None where it has to be computed first.
+        views: Weak references to the states that are views of the same base (shared by the base and
+            all of them), or None where there is no view.
+        base: The state this one is a view of, or None.
+        chain: The views from its base to it: (overload, arguments, keywords, output index) each.
     """
 
-    __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
+    __slots__ = (
+        "value", "device", "buffer", "views", "base", "chain", "number", "number_in_core", "__weakref__"
+    )  # fmt: skip
     value: CallResult | None
     device: Any  # a Device, whose module imports this one
     buffer: Buffer | None
@@ -47,6 +66,26 @@ class State:
     base: State | None
     chain: tuple[Any, ...]
     number: int
+    number_in_core: int
+
+    def __getattr__(self, name: str) -> Any:
+        """Take the value of the state from the core, if it is there.
+
+        Python calls this only for an empty slot, so that a read of a filled slot costs nothing.
+        """
+        if name not in ("value", "buffer") or not self.is_in_core:
+            raise AttributeError(name)
+        take(self)
+        return getattr(self, name)
+
+    @property
+    def is_in_core(self) -> bool:
+        """True if the core has the value: then this state has neither value nor buffer."""
+        try:
+            _value(self)
+        except AttributeError:
+            return True
+        return False
 
     @property
     def tensor_id(self) -> int:
@@ -65,8 +104,13 @@ class State:
 
     @property
     def is_expanded(self) -> bool:
-        """Whether it is a view by way of one that shows elements several times."""
+        """Return True if it is a view through one that shows elements several times."""
         return self.base is not None and any([link[0] is _EXPAND for link in self.chain])
+
+    @property
+    def is_reordering(self) -> bool:
+        """True if a view shows all elements of its base, each once."""
+        return all([link[0] in _REORDERINGS for link in self.chain])
 
     def add_view(self, view: State) -> None:
         """`view` and all views of the same base learn of each other's writes from now on."""
@@ -81,7 +125,7 @@ class State:
                 view.views = self.views
 
     def leave_base(self) -> None:
-        """A view becomes a tensor of its own, of the value that it has.
+        """Make a view a tensor of its own, of the value that it has.
 
         Its base's list of views keeps an entry until ended ones are forgotten.
         """
@@ -89,7 +133,7 @@ class State:
         self.chain = ()
 
     def living_views(self) -> list[State]:
-        """Of a base: all views that somebody holds. Ended ones are forgotten where there are many."""
+        """Return all views of a base that are held; ended ones are forgotten if there are many."""
         views = [view() for view in list(self.views or ())]  # a copy: another thread may add one
         living = [view for view in views if view is not None and view.base is not None]
         if len(views) > 2 * len(living) + _FEW:
@@ -97,7 +141,7 @@ class State:
         return living
 
     def forget_ended_views(self) -> None:
-        """Of a base: drop the references to views that are gone, or have left it."""
+        """Drop a base's references to views that are gone, or have left it."""
         with _views_change:
             views = self.views
             if views is None:  # another thread was first
@@ -110,6 +154,13 @@ class State:
                 self.views = None
                 if views:  # one was added just before
                     self.views = views
+
+
+_value = vars(State)["value"].__get__
+
+
+def take(state: State) -> None:
+    """Take the value of a state from the core; core_seam.py puts the function here."""
 
 
 def new_state(value: CallResult | None, device: Any) -> State:
@@ -125,7 +176,7 @@ def new_state(value: CallResult | None, device: Any) -> State:
 
 
 def liveness_is_as_assumed() -> bool:
-    """Whether a reference count tells a live state from a dead one on this interpreter."""
+    """Return True if a reference count tells a live state from a dead one on this interpreter."""
     tensor = empty_tensor((1,), torch.float32, 0)
     storage_of(tensor).lazy = State()
     states = [storage_of(tensor).lazy]

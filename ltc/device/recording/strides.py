@@ -1,8 +1,8 @@
-"""The strides a view would have on the CPU, which decide what is a view of it and what is a copy.
+"""The strides a view would have on the CPU, which decide whether a call makes a view or a copy.
 
-A lazy tensor appears contiguous, and its values are handed on in the order of its indices.  But
-`x.t().contiguous()` and `x.t().reshape(-1)` are copies to whoever writes to them or to x.  What is
-no view counts as contiguous, whatever strides the CPU would have given it.
+A lazy tensor appears contiguous, and its values are handed on in the order of its indices. But
+`x.t().contiguous()` and `x.t().reshape(-1)` are copies, as a write to them or to x shows. A tensor
+that is no view counts as contiguous, whatever strides the CPU would have given it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ Strides = tuple[int, ...] | None  # None: those of a contiguous tensor
 
 
 class _CpuLayout(NamedTuple):
-    """How a view lies on the CPU.
+    """The layout of a view on the CPU.
 
-    strides   its own
-    overlaps  whether the CPU refuses to write to it: it shows an element several times
-    repeats   whether it may do so, windows that overlap included
+    Attributes:
+        strides: The strides of the view.
+        overlaps: True if the CPU refuses to write to it: it shows an element several times.
+        repeats: True if it may do so, windows that overlap included.
     """
 
     strides: Strides
@@ -37,12 +38,12 @@ _known: BoundedTable[tuple, tuple[tuple, _CpuLayout]] = BoundedTable("Strides", 
 
 
 def strides_of(state: State) -> Strides:
-    """Those of a view; None of what is contiguous on the CPU, or no view."""
+    """Return the strides of a view; None if the tensor is contiguous on the CPU or not a view."""
     return None if state.base is None else _layout_of(state, state.base).strides
 
 
 def overlaps(view: State) -> bool:
-    """Whether the CPU refuses to write to a view: it shows an element of its base several times."""
+    """Return True if the CPU refuses to write to a view: it shows an element several times."""
     return _layout_of(view, view.base).overlaps
 
 
@@ -53,17 +54,20 @@ REFUSAL = (
 
 
 def repeats(view: State) -> bool:
-    """Whether a view may show an element of its base several times."""
+    """Return True if a view may show an element of its base several times."""
     return view.base is not None and _layout_of(view, view.base).repeats
 
 
 def _layout_of(view: State, base: Any) -> _CpuLayout:
-    shape, dtype = base.type
-    key = (shape, dtype, *map(id, view.chain))
+    return layout_by(view.chain, *base.type)
+
+
+def layout_by(chain: tuple, shape: tuple[int, ...], dtype: torch.dtype) -> _CpuLayout:
+    """Return the layout of what a chain of views shows of a contiguous tensor."""
+    key = (shape, dtype, *map(id, chain))
     known = _known.get(key)
     if known is None:
-        found = view.chain, _layout_by(view.chain, shape, dtype)
-        known = _known.keep(key, found)
+        known = _known.keep(key, (chain, _layout_by(chain, shape, dtype)))
     return known[1]
 
 
@@ -89,7 +93,7 @@ def _shows_twice(view: torch.Tensor) -> bool:
 
 
 def _may_show_twice(view: torch.Tensor) -> bool:
-    """Whether a step along some dimension is not beyond all that lies along shorter ones."""
+    """Return True if a step along some dimension does not pass all that lies along shorter ones."""
     reached = 0
     for step, extent in sorted((s, n) for n, s in zip(view.shape, view.stride()) if n > 1):
         if step <= reached:

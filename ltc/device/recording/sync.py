@@ -1,8 +1,8 @@
-"""When a recording ends, and who waits for what.
+"""The end of recordings, and the waits of threads for one another.
 
-A recording ends at a step mark, when a value is read, when it is too long, when another thread
-needs something that is pending in it, or when torch's default dtype changes on which a pending
-call depends (default_dtype.py).
+A recording ends at a step mark, when a value is read, and when it is too long. It also ends when
+another thread needs a value pending in it, and when torch's default dtype changes on which a
+pending call depends (default_dtype.py).
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from ltc.aten.call import Call, CallResult
-from ltc.debug import metrics
-from ltc.debug.often import counting
 from ltc.device.evidence.cuts_explained import (
-    explain_op_by_op,
-    explain_short_reads,
+    explain_side_exit,
     pending_elsewhere,
     read_of,
 )
 from ltc.device.evidence.forks_explained import value_text
-from ltc.device.op_by_op.unrecorded import OpByOp
-from ltc.device.recording.exit_liveness import end
-from ltc.device.recording.recorder import (
+from ltc.device.evidence.hints import End, iteration_ended, launching
+from ltc.device.evidence.transitions import show_left
+from ltc.device.immediate.immediate_session import ImmediateSession, buffer_of
+from ltc.device.immediate.notes import FollowedPart
+from ltc.device.immediate.permission import is_forced
+from ltc.device.policy import Begin
+from ltc.device.recording.entries import (
     END,
     KERNEL_FILE,
     STOPPED,
-    Device,
-    GoesOpByOp,
     Interrupted,
-    Recorder,
+    RunsAtOnce,
     TakesOtherPath,
-    devices,
-    devices_in_use,
 )
+from ltc.device.recording.exit_liveness import end, end_immediate, pass_cut
+from ltc.device.recording.recorder import Device, Recorder, devices, devices_in_use
 from ltc.device.recording.state import State
-from ltc.device.recording.user_line import user_line
 from ltc.device.shapes.meta import result_types
+from ltc.device.user_line import user_line
 from ltc.errors import SyncForbidden
 from ltc.explaining.explanation import Explanation
 from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden
-from ltc.profiling import spans
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
+from ltc.support.observation import metrics, spans
+from ltc.support.observation.often import counting
 from ltc.support.process.held_signals import held
 from ltc.support.process.thread_frames import thread_frames, wants_processor
-from ltc.support.torch_private import shown_region
+from ltc.support.torch_private import plain_functions, shown_region
 
 # --- a recording and its threads ------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ _this_thread = _ClosedRecordings()
 
 
 class PendingElsewhere(Exception):
-    """What is needed is pending in another thread, and this thread holds a recording of its own."""
+    """A needed value is pending in another thread, and this thread holds a recording of its own."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -87,6 +87,7 @@ def exclusively(recorder: Recorder, action: Callable[..., Any], *arguments: Any)
 
 
 def _begin(recorder: Recorder, action: Callable[..., Any], arguments: tuple) -> Any:
+    recorder.catch_up()
     recorder.interrupted = False  # what is read from here on is of one recording
     return action(*arguments)
 
@@ -110,33 +111,83 @@ def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> 
                 raise
             with recorder.lock:
                 other.way()
-        except GoesOpByOp as fork:
+        except RunsAtOnce as fork:
             if _this_thread.holding:
                 raise
-            _go_op_by_op(fork.recorder)
+            _run_at_once(fork.recorder)
 
 
-def _go_op_by_op(recorder: Recorder) -> None:
-    """Start what was recorded so far; what follows runs at once."""
+def _run_at_once(recorder: Recorder) -> None:
+    """Leave what was followed so far, which is started; what comes runs when it is made."""
     with recorder.lock:
-        evidence = recorder.fork_evidence
+        part = None
+        if recorder.begins is Begin.FOLLOW and not is_forced():
+            part = _leave_path(recorder)
+        else:
+            flush(recorder)  # a setting that has changed meanwhile asks for it
+        recorder.run_at_once(part)
+
+
+def _leave_path(recorder: Recorder) -> FollowedPart:
+    """A side exit: start what was followed so far; what comes is noted behind it."""
+    metrics.count("SideExits")
+    evidence, behind = recorder.fork_evidence, recorder.ended
+    recorder.policy.left(behind.ended_path)
+    part = FollowedPart(recorder)
+    recorder.is_left = True
+    try:
         flush(recorder)
-        recorder.go_op_by_op()
-        explain_op_by_op(evidence)
-        if recorder.short_reads.run_at_once:
-            explain_short_reads()
+    finally:
+        recorder.is_left = False
+    part.started()
+    recorder.ended, recorder.begins = behind, Begin.NOTE
+    explain_side_exit(evidence)
+    show_left(recorder.policy, behind.ended_path, part.calls, "the step left their path")
+    return part
 
 
-def _begun_at_once(recorder: Recorder) -> OpByOp | None:
+def _begun_at_once(recorder: Recorder) -> ImmediateSession | None:
     """The session that begins here, where what comes next would be the first to run at once.
 
     So no kernel is made to read anew: the one that asks has read nothing of this recording yet.
     """
     if recorder.interrupted or _this_thread.holding or not recorder.begins_at_once():
         return None
-    _go_op_by_op(recorder)
+    _run_at_once(recorder)
     recorder.interrupted = False
     return recorder.now
+
+
+def begin_for_core() -> None:
+    """Begin to run the calling thread's calls when they are made; the core has been told that they are."""
+    recorder = devices()[0].recorder()
+    if not _this_thread.holding and recorder.begins_at_once():
+        _run_at_once(recorder)
+        recorder.interrupted = False
+
+
+def _settled_late(state: State, value: Any) -> bool:
+    """Give a state its buffer where the session of its value is over, and has not found it.
+
+    Another thread can end a session while a call in it writes to a view. Its value is there.
+    """
+    recorder = value.recorder
+    if not recorder.nothing_pending or not hasattr(value, "tensor"):
+        return False
+    if not recorder.lock.acquire(blocking=False):  # its thread may wait for this one
+        return False
+    try:
+        held_here: Any = state.value
+        is_over = recorder.nothing_pending and not _is_recording(recorder.thread)
+        if not is_over or held_here is not value:
+            return False
+        metrics.count("LateValues")
+        with plain_functions():
+            state.buffer = buffer_of(value, recorder.device.index)
+        state.value = None
+    finally:
+        recorder.lock.release()
+    return True
 
 
 def _flush_foreign(recorder: Recorder) -> None:
@@ -185,7 +236,7 @@ def value_of(state: State) -> CallResult:
             return value
         elif state.buffer is not None:
             return recorder.bind_foreign(state)
-        else:
+        elif not _settled_late(state, value):
             _flush_foreign(value.recorder)
         # else another thread is just writing to it: look again
 
@@ -214,9 +265,12 @@ def derive_view(state: State) -> CallResult:
     """Apply a stale view's chain to the present value of its base; called exclusively."""
     base: Any = state.base
     value = value_of(base)
-    for overload, args, kwargs, index in state.chain:
-        value = view_value(value, overload, args, kwargs)[index or 0]
-    state.value = value
+    session = value.recorder.immediate
+    known = None if session is None else session.view_followed(state, value)
+    if known is None:
+        for overload, args, kwargs, index in state.chain:
+            value = view_value(value, overload, args, kwargs)[index or 0]
+    state.value = value = known or value
     value.recorder.live.append(state)  # so that the end of this recording makes it stale again
     return value
 
@@ -225,10 +279,9 @@ def view_value(
     value: CallResult, overload: Any, args: tuple, kwargs: dict
 ) -> tuple[CallResult, ...]:
     """The results of a view overload on `value`, as an entry of the recording."""
-    session = value.recorder.op_by_op
+    session = value.recorder.immediate
     if session is not None:
-        made: tuple[CallResult, ...] = session.viewed(value, overload, args, kwargs)
-        return made
+        return session.viewed(value, overload, args, kwargs)
     key = (overload, value, args, tuple(kwargs.items()))
     entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
     return entry.call.results
@@ -236,7 +289,7 @@ def view_value(
 
 def _view_call(value: CallResult, overload: Any, args: tuple, kwargs: dict) -> Call:
     call = Call(overload, (value, *args), kwargs, line=user_line())
-    value.recorder.values(call, result_types(overload, (value, *args), kwargs))
+    value.recorder.values(call, result_types(call))
     return call
 
 
@@ -250,17 +303,40 @@ def ready_buffer(state: State) -> Buffer:
             raise SyncForbidden(_forbidden_text(value))
         _count_early_read()
         if value.recorder.thread == get_ident():
-            _cut(value.recorder, read_of(value))
-        else:
+            cut_at_read(value)
+        elif not _settled_late(state, value):
             _flush_foreign(value.recorder)
     buffer = state.buffer = state.buffer.settled()
     return buffer
 
 
+def passes_read(value: CallResult, session: ImmediateSession) -> bool:
+    """A value is read that a call has computed. Return True if it can be read where it is.
+
+    Else its recording ends, and its state has a buffer.
+    """
+    if session.goes_on:
+        session.note_read()
+        return True
+    recorder = value.recorder
+    if pass_cut(recorder, is_read=True):
+        iteration_ended(End.READ)
+        return True
+    cut_at_read(value)
+    return False
+
+
+def cut_at_read(value: CallResult) -> None:
+    """End the calling thread's recording, in which a value is that is read."""
+    marks = executor_of(value.recorder.device.index).marks
+    _cut(value.recorder, read_of(value, marks))
+    iteration_ended(End.READ)
+
+
 def _forbidden_text(value: CallResult) -> str:
     return (
         f"A read of the pending tensor {value_text(value)} would cut the step, which ltc.no_sync() "
-        f"forbids. Read it after ltm.mark_step(), or leave the block first; print shows what is known."
+        f"forbids. Read it after ltm.mark_step(), or leave the block first; print shows its shape, dtype and line."
     )
 
 
@@ -282,19 +358,20 @@ def _cut(recorder: Recorder, explanation: Explanation) -> None:
 def flush(recorder: Recorder) -> None:
     """Start everything pending in `recorder`; its own thread, or one that stopped it, calls this.
 
-    An error of the program is no business of whoever needs something else: it is raised to who
-    reads what failed, and at the next mark.
+    An error of the program is not raised here: it is raised by reads of the failed values, and at
+    the next mark.
     """
     with recorder.lock:
         if recorder.nothing_pending:
             return
+        recorder.catch_up()
         executor_of(recorder.device.index).wait_for_room()  # while it can be interrupted
         with held:
             try:
-                if recorder.op_by_op is not None:
-                    recorder.op_by_op.end()
+                if recorder.immediate is not None:
+                    end_immediate(recorder)
                 else:
-                    end(recorder)
+                    launching(recorder, end)
             finally:
                 recorder.restart()
 
@@ -306,10 +383,10 @@ def _raise_unreported(device: Device) -> None:
 
 
 def start_collectives() -> None:
-    """Start what the calling thread has pending wherever it has recorded a collective.
+    """Start the pending calls of the calling thread on each device with a recorded collective.
 
-    Whoever is about to wait for other replicas outside a program calls this: they may be waiting
-    for what is pending here.
+    Called before a wait for other replicas outside a program: they may be waiting for values that
+    are pending here.
     """
     thread = get_ident()
     for device in devices():
@@ -322,10 +399,10 @@ def start_collectives() -> None:
 
 
 def flush_other_thread(recorder: Recorder) -> None:
-    """Start what is pending in a recording that another thread may be extending at this moment.
+    """Start a recording's pending calls, though another thread may be extending it at this moment.
 
-    Its kernels take no lock, so it is stopped first: with STOPPED at the cursor its next call goes
-    the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
+    Its kernels take no lock, so it is stopped first: with STOPPED at the cursor its next call takes
+    the slow path, which waits for the lock; and a call under way shows as a frame of that thread.
     """
     metrics.count("CrossThreadFlush")
     pending_elsewhere()
@@ -338,13 +415,16 @@ def flush_other_thread(recorder: Recorder) -> None:
 
 
 def _stop(recorder: Recorder) -> bool:
-    """Whether no kernel extends the recording until its lock, which the caller holds, is released.
+    """Return True once no kernel extends the recording until its lock, held here, is released.
 
-    A kernel that had read the cursor before may move it on and be over when the stack is looked
-    at; the next one would go on from there.  None puts STOPPED back: where it still is, none did.
-    Where calls run at once it is `now` that a kernel reads, and the thorough way puts it back.
+    A kernel that had read the cursor before may move it on and be over when the stack is looked at;
+    the next one would go on from there. None puts STOPPED back: where it still is, none did. Where
+    calls run at once, a kernel reads `now`, and the slow path puts it back.
     """
     recorder.cursor, recorder.now = STOPPED, None
+    if recorder.immediate is not None:
+        recorder.immediate.leave_core()
+    recorder.stop_walk()
     if _is_recording(recorder.thread):
         return False
     return recorder.cursor is STOPPED and recorder.now is None
@@ -360,7 +440,7 @@ def extends_recording(function: Function) -> Function:
 
 
 def _is_recording(thread: int) -> bool:
-    """Whether such a kernel is on that thread's stack that goes on with what it has read."""
+    """Return True if a kernel that goes on with the cursor it read is on that thread's stack."""
     frame = thread_frames().get(thread)
     while frame is not None and frame.f_code is not _flush_having_let_go.__code__:
         code = frame.f_code
@@ -391,6 +471,9 @@ def stop_other_threads() -> None:
 
 def _waits_to_record(recorder: Recorder) -> bool:
     recorder.cursor, recorder.now = STOPPED, None
+    if recorder.immediate is not None:
+        recorder.immediate.leave_core()
+    recorder.stop_walk()
     frame = thread_frames().get(recorder.thread)
     return frame is None or frame.f_code is _closed.__code__
 
@@ -403,8 +486,9 @@ def end_step(device: Device) -> None:
 
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
+    held.deliver()
     recorder = device.recorder()
-    passes = recorder.op_by_op is not None and recorder.op_by_op.passes_mark()
+    passes = pass_cut(recorder, is_read=False)
     if passes or recorder.nothing_pending:  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
     recorder.note_mark()
@@ -417,6 +501,7 @@ def end_step(device: Device) -> None:
         _raise_unreported(device)
     finally:
         device.random.end_step()
+        executor_of(device.index).marks += 1
         account = account_of(device.index)
         account.freed_by_mark = account.freed
         if timeline is not None:
@@ -424,17 +509,17 @@ def end_step(device: Device) -> None:
 
 
 def end_what_runs_at_once(device: Device) -> None:
-    """What the calling thread's calls have made there becomes buffers, which are counted."""
+    """Turn the results of the thread's calls there into buffers, which are counted."""
     recorder = device.recorders.get(get_ident())
-    if recorder is not None and recorder.op_by_op is not None:
+    if recorder is not None and recorder.immediate is not None:
         flush(recorder)
 
 
 def _end_what_passed_marks() -> None:
-    """What earlier steps of the calling thread have made is no longer pending."""
+    """End the thread's earlier steps: their results are no longer pending."""
     for device in devices_in_use():
         recorder = device.recorders.get(get_ident())
-        session = None if recorder is None else recorder.op_by_op
+        session = None if recorder is None else recorder.immediate
         if session is not None and session.has_passed_mark:
             end_what_runs_at_once(device)
 
@@ -466,6 +551,7 @@ def discard(device: Device) -> None:
     """
     recorder = device.recorder()
     with recorder.lock:
+        recorder.catch_up()
         for state, buffer in zip(recorder.bound, recorder.inputs):
             state.value, state.buffer = None, buffer
         for state in recorder.live:

@@ -11,26 +11,27 @@ from typing import Any
 import torch
 
 from ltc.aten.call import CallResult
-from ltc.debug import metrics
-from ltc.debug.often import Often
+from ltc.backends.interpreter.view_chains import shown
 from ltc.device.call_observer import note_obstacle, note_uploads, watching
+from ltc.device.evidence import misplaced
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State, new_state
-from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.sync import passes_read, ready_buffer
 from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
 from ltc.explaining.no_sync import reads_are_forbidden
-from ltc.profiling import spans
 from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
+from ltc.support.observation import metrics, spans
+from ltc.support.observation.often import Often
 from ltc.support.process import machine_memory
 from ltc.support.torch_private import DEVICE_TYPE, plain_functions
 
 
 def is_lazy(tensor: Any) -> bool:
-    """Whether it is a tensor on an ltc device."""
+    """Return True if it is a tensor on an ltc device."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
 
@@ -40,7 +41,7 @@ def is_lazy(tensor: Any) -> bool:
 def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
     """The state of a lazy tensor; raises where it is not one, or is not on `expected`."""
     if tensor.device.type != DEVICE_TYPE:
-        raise NotLazyTensor(_not_lazy_text(tensor))
+        raise _not_lazy(tensor)
     try:
         state = storage_of(tensor).lazy
     except AttributeError:
@@ -48,7 +49,7 @@ def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
     if expected is not None and state.device is not expected:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
-            f"{expected} and {state.device}!"
+            f"{expected} and {state.device}! Move one of them: .to('{expected}')."
         )
     return state
 
@@ -57,13 +58,12 @@ def require_lazy(tensors: Iterable[torch.Tensor]) -> None:
     """Raise NotLazyTensor for the first that is none."""
     for tensor in tensors:
         if not is_lazy(tensor):
-            raise NotLazyTensor(_not_lazy_text(tensor))
+            raise _not_lazy(tensor)
 
 
-def _not_lazy_text(tensor: torch.Tensor) -> str:
-    return (
-        f"Input tensor is not a lazy tensor: {tensor.type()}. It is on {tensor.device}; "
-        f"move it with .to('{DEVICE_TYPE}')."
+def _not_lazy(tensor: torch.Tensor) -> NotLazyTensor:
+    return NotLazyTensor(
+        f"Input tensor is not a lazy tensor: {misplaced.description(tensor)}", tensor
     )
 
 
@@ -105,15 +105,16 @@ def device_among(operands: Iterable[Any]) -> Device:
 def device_of(device: torch.device | str | int) -> Device:
     """The Device of a torch.device, string or index; without an index, the thread's current one.
 
-    Raises RuntimeError for a device of another kind, and where there is none of that index.
+    Raises:
+        RuntimeError: For a device of another kind, and if there is none of that index.
     """
     if isinstance(device, int):
         return device_at(device)
     named = device if isinstance(device, torch.device) else torch.device(device)
     if named.type != DEVICE_TYPE:
         raise RuntimeError(
-            f"{named} is no {DEVICE_TYPE} device, which is wanted here: "
-            f"name one as '{DEVICE_TYPE}', as '{DEVICE_TYPE}:0', or by its index."
+            f"{named} is not an {DEVICE_TYPE} device: pass '{DEVICE_TYPE}', '{DEVICE_TYPE}:0', or "
+            f"an index."
         )
     return current_device() if named.index is None else device_at(named.index)
 
@@ -121,7 +122,9 @@ def device_of(device: torch.device | str | int) -> Device:
 def recorder_named(device: torch.device | None) -> Recorder:
     """The calling thread's recorder of the device that a call names.
 
-    Raises TypeError where it names none of ltc's, RuntimeError where there is none of that index.
+    Raises:
+        TypeError: If it names none of ltc's.
+        RuntimeError: If there is none of that index.
     """
     if device is None or device.type != DEVICE_TYPE:
         raise TypeError
@@ -200,6 +203,10 @@ def _holding(buffer: Buffer, device: Device) -> State:
 
 
 _READS = Often((), (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")))
+DOWNLOADS = Often(  # of what an immediate call has computed
+    ("EarlySyncLiveTensorsCount",),
+    (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
+)
 UPLOADS = Often(  # of one tensor
     ("DeviceDataCacheMiss",),
     (("TransferToDeviceTime", "time"), ("TensorToData", "time"), ("OutboundData", "bytes")),
@@ -300,27 +307,20 @@ def host_value(state: State) -> torch.Tensor:
         return downloaded(ready_buffer(state))
     plain = downloaded(ready_buffer(state.base))
     with torch.no_grad(), plain_functions():
-        for overload, args, kwargs, index in state.chain:
-            result = overload(plain, *args, **kwargs)
-            plain = result if index is None else result[index]
-            plain = plain.resolve_conj().resolve_neg().contiguous()  # as every lazy tensor appears
-    return plain
+        part: torch.Tensor = shown(plain, state.chain)
+        return part.resolve_conj().resolve_neg().contiguous()  # as every lazy tensor appears
 
 
 def _computed_here(value: CallResult) -> torch.Tensor | None:
-    """The value where it is there already, and its recording goes on; else None."""
+    """The value where it is there already, and its session goes on; else None."""
     session = value.recorder.now
-    if session is None or value.recorder.thread != get_ident() or not session.goes_on:
+    if session is None or value.recorder.thread != get_ident():
         return None
-    if watching or reads_are_forbidden():
+    if watching or reads_are_forbidden() or not passes_read(value, session):
         return None
     with plain_functions(), torch.no_grad():
         plain = value.tensor.resolve_neg().contiguous()
-    session.note_read()
-    metrics.note(
-        (("EarlySyncLiveTensorsCount", 1),),
-        (("TransferFromDeviceTime", 0, "time"), ("InboundData", plain.nbytes, "bytes")),
-    )
+    DOWNLOADS.happened(0, plain.nbytes)
     return plain
 
 

@@ -14,18 +14,19 @@ import torch
 
 from ltc.aten.call import Call, CallResult
 from ltc.aten.value_views import changes_values
-from ltc.device.op_by_op.computed import ComputedValue
+from ltc.device.immediate.computed import ComputedValue
+from ltc.device.immediate.notes import written_key
 from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State
 from ltc.device.recording.strides import REFUSAL, overlaps
 from ltc.device.recording.sync import value_of
-from ltc.device.recording.user_line import user_line
+from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.torch_device import storage_of
+from ltc.device.user_line import user_line
 from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
-WRITE_VIEW = "ltc::write_view"
 aten = torch.ops.aten
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
@@ -75,7 +76,7 @@ def link_views(
 
 
 def links_of(signature: Signature, link: tuple, count: int) -> Any:
-    """How the view that a call makes follows from what it shows; of `count` views, a list of it."""
+    """Return the link of the view that a call makes; of `count` views, a list of links."""
     if signature.returns == ("Tensor",):
         return (*link, None)
     return [(*link, index) for index in range(count)]
@@ -88,7 +89,7 @@ def link_all(
     values: Sequence[CallResult],
     links: Any,
 ) -> Any:
-    """What a call returns that makes views: a tensor or a list; `links` as `links_of` gives them."""
+    """Return the views of a call: a tensor or a list; `links` as `links_of` gives them."""
     if signature.returns == ("Tensor",):
         return link_view(recorder, viewed, values[0], links)
     return link_views(recorder, viewed, values, links)
@@ -120,11 +121,11 @@ def _write_base(state: State, value: CallResult) -> None:
     base: Any = state.base
     chain, recorder = state.chain, value.recorder
     old = value_of(base)
-    if recorder.op_by_op is not None:
+    if recorder.immediate is not None:
         state.value = None  # it lies in the base's memory, which may then be written to
-        write(base, recorder.op_by_op.with_written(base, value, chain))
+        write(base, recorder.immediate.with_written(base, value, chain))
         return
-    key = (WRITE_VIEW, old, value, *[part for link in chain for part in _key(link)])
+    key = written_key(old, value, chain)
 
     def make_call() -> Call:
         call = Call(WRITE_VIEW, (old, value, chain), {}, line=user_line())
@@ -135,11 +136,6 @@ def _write_base(state: State, value: CallResult) -> None:
 
 
 def _changes_values(chain: tuple) -> bool:
-    """Whether a view behind an expansion holds other numbers: no position tells where they are."""
+    """Return True if a view behind an expansion holds other numbers: no position locates them."""
     names = [link[0] for link in chain]
     return any(map(changes_values, names[names.index(aten.expand.default) :]))
-
-
-def _key(link: tuple) -> tuple:
-    overload, args, kwargs, index = link
-    return (overload, args, tuple(kwargs.items()), index)

@@ -1,10 +1,13 @@
-"""What a call gives, found without running it: dtype and shape.
+"""The result types of a call, found without running it: dtype and shape.
 
-Formulas (formulas/) answer for common calls that are certain to be right, in some microseconds.  For
-all others torch's Meta kernels are asked, which takes up to some milliseconds.  Some of these answer
-for one kind of device, and take a meta tensor for CUDA's.  Where a call that will run PyTorch's CPU
-kernel may be of these, they are asked with fake CPU tensors, so that the answer is that kernel's.  What
-they tell wrong even so is corrected (norm_statistics.py, bag_types.py, bool_powers.py).
+PyTorch is asked, since it alone knows which calls it takes: the CPU's own kernel on stand-in values
+where these are few (cpu_probe.py), else torch's Meta kernel. The first call of a Meta kernel that
+is written in Python imports what takes a second. Some Meta kernels answer for one kind of device,
+and take a meta tensor for CUDA's. Where a call that will run PyTorch's CPU kernel may be of these,
+they are asked with fake CPU tensors, so that the answer is that kernel's. What they tell wrong even
+so is corrected (`as_on_cpu`).
+
+For sizes that are expressions no kernel can be asked: the rules give them (aten/result_shapes.py).
 """
 
 from __future__ import annotations
@@ -12,17 +15,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from ltc.aten.call import CallResult, Scalar
+from ltc.aten.call import Call, CallResult, Scalar, in_order
+from ltc.aten.nn.embedding_bag import noted_shapes
 from ltc.aten.registry import rule_of
-from ltc.debug import metrics
-from ltc.device.shapes import bag_types, bool_powers, cpu_probe, norm_statistics, type_cache
-from ltc.device.shapes.formulas.table import types_by_formula
+from ltc.aten.result_shapes import is_told, result_shapes
+from ltc.backends.kernel_call import CPU
+from ltc.device.shapes import cpu_probe
+from ltc.errors import Unsupported
 from ltc.support.bounded_table import BoundedTable
+from ltc.support.observation import metrics
 from ltc.support.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -44,7 +51,7 @@ _DEPENDS_ON_DATA = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-_META, _CPU = torch.device("meta"), torch.device("cpu")
+_META = torch.device("meta")
 # Of those that run PyTorch's CPU kernels, what gives or takes other types on the CPU than elsewhere.
 _DEPENDS_ON_DEVICE = frozenset(
     {
@@ -52,6 +59,12 @@ _DEPENDS_ON_DEVICE = frozenset(
         torch.ops.aten.histc.default,
     }
 )  # fmt: skip
+# Of which torch's Meta kernel knows another device's dtypes alone.
+_META_REFUSES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("_grouped_mm",)
+    if hasattr(torch.ops.aten, name)
+)
 _TAKE_META = (
     "Meta", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
     "CompositeImplicitAutograd",
@@ -67,50 +80,49 @@ _unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
 _without_kernel: set[Any] = set()  # torch's own overloads that have none to be asked
 
 
-def result_types(
-    overload: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str] = (),
-    returned: bool = True,
-) -> Types:
-    """(shape, dtype) of every result in the order of `Call.results`; None for an undefined tensor.
+def result_types(call: Call) -> Types:
+    """Return the types of a call's results.
 
-    Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
-    kernel rejects the call: then the CPU kernel has to say what is wrong, in its own words.
+    Args:
+        call: A call of an overload of torch's. It has no results yet.
+
+    Returns:
+        (shape, dtype) of every result in the order of `Call.results`; None for an undefined tensor.
+
+    Raises:
+        NoTypes: The shape depends on data, no kernel can be asked, or PyTorch rejects the call: then
+        the CPU kernel has to raise the error, in its own words.
     """
-    types = types_by_formula(overload, args, kwargs)
-    if types is not None:
-        return types
+    overload, args = call.overload, call.args
     if overload in _without_kernel:  # however many kinds of calls there are of it
         raise NoTypes(f"{overload} has no Meta kernel")
     if overload is torch.ops.aten.index.Tensor:
         if has_mask(args[1]):
             raise NoTypes("the number of elements that a mask selects depends on data")
         if _reads_of_nothing(args[0].shape, args[1]):
-            raise NoTypes("there is nothing in a dimension of size 0")
-    key = _key(overload, args, kwargs)
+            raise NoTypes("a dimension of size 0 has no elements to index")
+    if call.name in OVERLOADS and may_be_taken(*args, **call.kwargs):
+        return ((args[0].shape, args[0].dtype),)
+    key = _key(call)
     try:
         types = _known.get(key)
     except TypeError:  # an argument that does not hash
-        return _infer(overload, args, kwargs, mutated, returned)
+        return _infer(call)
     if types is not None:
         return types
-    if key in _unknowable:
-        raise NoTypes(_unknowable[key])
-    types = type_cache.look_up(overload, key)
-    if types is None:
-        try:
-            types = _infer(overload, args, kwargs, mutated, returned)
-        except NoTypes as error:
-            _unknowable.keep(key, str(error))  # who asks gives no values: the answer is the same
-            raise
-        type_cache.note(overload, key, types)
-    return _known.keep(key, types)
+    asked = (key, *cpu_probe.numbers([*args, *call.kwargs.values()]))  # one may be refused
+    if asked in _unknowable:
+        raise NoTypes(_unknowable[asked])
+    try:
+        return _known.keep(key, _infer(call))
+    except NoTypes as error:
+        _unknowable.keep(asked, str(error))  # no values are asked for: the answer is the same
+        raise
 
 
 def has_mask(indices: Sequence[Any]) -> bool:
-    """Whether one of these tensors chooses by its values: then these decide how many there are.
+    """Return True if one of these tensors selects by its values, which then decide how many there
+    are.
 
     Asked here, since to say so torch's Meta kernel imports what takes half a second.
     """
@@ -118,16 +130,16 @@ def has_mask(indices: Sequence[Any]) -> bool:
 
 
 def _reads_of_nothing(shape: Sequence[int], indices: Sequence[Any]) -> bool:
-    """Whether indices ask for elements of a dimension that has none: the Meta kernel does not look."""
+    """Return True if indices ask for elements of an empty dimension: the Meta kernel does not look."""
     named = [(n, index) for n, index in zip(shape, indices) if index is not None]
     return any(n == 0 for n, _ in named) and not any(0 in index.shape for _, index in named)
 
 
-def _key(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:
-    """What the types of the results depend on, in one tuple: Python's collector counts those."""
-    parts = [overload, torch.get_default_dtype()]
-    _add_key(parts, args)
-    for name, value in kwargs.items():
+def _key(call: Call) -> tuple:
+    """Return all that the types of the results depend on, in one tuple: Python's collector counts those."""
+    parts = [call.overload, torch.get_default_dtype()]
+    _add_key(parts, call.args)
+    for name, value in call.kwargs.items():
         parts.append(name)
         _add_key(parts, (value,))
     return tuple(parts)
@@ -148,113 +160,144 @@ def _add_key(parts: list, arguments: Iterable[Any]) -> None:
             parts.append(argument)
 
 
-def _infer(
-    overload: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str],
-    returned: bool,
-) -> Types:
-    if rule_of(overload.name()) is None and _counts_data(overload):
+def _infer(call: Call) -> Types:
+    overload = call.overload
+    if rule_of(call.name) is None and _counts_data(overload):
         raise NoTypes("the shape of its result depends on data")
     metrics.count("MetaInference")
-    known = [*args, *kwargs.values()]
+    known = [*call.args, *call.kwargs.values()]
     if _runs_its_kernel(overload) and cpu_probe.makes_little(known):
-        types = _by_probe(overload, args, kwargs, mutated, returned)
-        return types or _by_meta(overload, args, kwargs, mutated, returned)
-    types = _by_meta(overload, args, kwargs, mutated, returned)
-    if not cpu_probe.is_small(known, types):
+        return _by_probe(call) or _by_meta(call)
+    if _is_unknown_to_meta(overload):
+        return _by_rule(call)
+    types = _by_meta(call)
+    if overload.namespace == "ltc" or not cpu_probe.is_small(known, types):
         return types
-    found = _by_probe(overload, args, kwargs, mutated, returned)
-    return found if found and rule_of(overload.name()) is None else types
+    return _by_probe(call) or types
 
 
 @functools.cache
 def _runs_its_kernel(overload: Any) -> bool:
-    """Whether a call runs PyTorch's CPU kernel, by no rule, and torch tells its types without it.
+    """Return True if the CPU's kernel may run on stand-in values, before or in place of Meta's.
 
-    What nobody tells may depend on data, though no tag says so: stand-in values would decide it.
+    An overload without stated types may depend on data, though no tag says so: stand-in values
+    would decide it.
     """
-    is_plain = overload.namespace == "aten" and rule_of(overload.name()) is None
-    return is_plain and _OF_DATA.isdisjoint(overload.tags) and _has_meta_kernel(overload)
+    if overload.namespace != "aten" or is_told(overload.name()):
+        return overload.namespace == "aten"
+    return _OF_DATA.isdisjoint(overload.tags) and _has_meta_kernel(overload)
 
 
-def _by_meta(
-    overload: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str],
-    returned: bool,
-) -> Types:
+@functools.cache
+def _is_unknown_to_meta(overload: Any) -> bool:
+    if overload.namespace != "aten" or not is_told(overload.name()):
+        return False
+    if _draws_for_operand(overload):
+        return True  # torch's Meta kernels of these import what takes a second
+    return overload in _META_REFUSES or not _has_meta_kernel(overload)
+
+
+def _draws_for_operand(overload: Any) -> bool:
+    """True if it draws as many numbers as its first operand has elements."""
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
+        return False
+    arguments = schema_of_overload(overload).arguments
+    is_for_operand = bool(arguments) and str(arguments[0].type) == "Tensor"
+    return is_for_operand and not overload.name().startswith("aten::multinomial")
+
+
+def _by_meta(call: Call) -> Types:
+    overload = call.overload
     try:
-        result, twin_args, twin_kwargs = _asked(overload, args, kwargs)
+        found = _asked(call)
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL, _WRONG_FORMULA) as error:
-        if overload.namespace == "aten" and not _has_meta_kernel(overload):
+        is_aten = overload.namespace == "aten" and not is_told(call.name)
+        if is_aten and not _has_meta_kernel(overload):
             _without_kernel.add(overload)
         raise NoTypes(str(error)) from error
-    types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
-    types = norm_statistics.as_on_cpu(overload, args, kwargs, types)
-    types = bag_types.as_on_cpu(overload, args, kwargs, types)
-    types = bool_powers.as_on_cpu(overload, args, types)
-    return _wanted(overload, args, kwargs, types)
+    return wanted(call, as_on_cpu(overload, call.args, call.kwargs, _types_of(found)))
 
 
-def _asked(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list, dict]:
-    """What it gives for tensors without memory, and the arguments and keywords that it was given.
+def _by_rule(call: Call) -> Types:
+    """For an overload that no Meta kernel knows: the rule's shapes, or the stated ones.
+
+    Whether PyTorch takes its operands, and of which dtypes the results are, the CPU's kernel says of
+    operands that have few elements along each dimension.
+    """
+    found = _by_probe(cpu_probe.shrunk(call))
+    if found is None:
+        raise NoTypes(f"the CPU's kernel gives no types for {call.overload}")
+    dtypes = [None if type is None else type[1] for type in found]
+    try:
+        shapes = result_shapes(call, dtypes)
+    except Unsupported as error:
+        raise NoTypes(str(error)) from error
+    return tuple(
+        [None if dtype is None else pair for dtype, pair in zip(dtypes, zip(shapes, dtypes))]
+    )
+
+
+def _asked(call: Call) -> list[Any]:
+    """Return its results for tensors without memory, in order.
 
     A fake tensor says that it is on the CPU, for which some kernels give other types, or take what
-    they refuse of a meta tensor.  The first one of a process imports what takes a second.
+    they refuse of a meta tensor. The first one of a process imports what takes a second.
     """
-    has_rule = rule_of(overload.name()) is not None
-    if not has_rule and overload in _DEPENDS_ON_DEVICE:
-        return _asked_of_fakes(overload, args, kwargs)
+    has_rule = rule_of(call.name) is not None
+    if not has_rule and call.overload in _DEPENDS_ON_DEVICE:
+        return _asked_of_fakes(call)
     try:
-        return _asked_on(_META, overload, args, kwargs)
+        return _asked_on(_META, call)
     except _WRONG_CALL:
-        if has_rule or not _has_meta_kernel(overload):
+        if has_rule or not _has_meta_kernel(call.overload):
             raise
-        return _asked_of_fakes(overload, args, kwargs)
+        return _asked_of_fakes(call)
 
 
-def _asked_of_fakes(
-    overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, list, dict]:
+def _asked_of_fakes(call: Call) -> list[Any]:
     with _fake():
-        return _asked_on(_CPU, overload, args, kwargs)
+        return _asked_on(CPU, call)
 
 
-def _asked_on(
-    device: torch.device, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, list, dict]:
-    twins: dict[CallResult, torch.Tensor] = {}
+def _asked_on(device: torch.device, call: Call) -> list[Any]:
+    @functools.cache
+    def twin(value: CallResult) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device=device)
+
+    def given(part: Any) -> Any:
+        kind = part.__class__
+        if kind is CallResult:
+            return twin(part)
+        if kind is Scalar:
+            return part.sample
+        return device if kind is torch.device else part
+
+    args, kwargs = call.filled(given)
     with torch.no_grad():
-        twin_args = [_twin(argument, twins, device) for argument in args]
-        twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
-        return overload(*twin_args, **twin_kwargs), twin_args, twin_kwargs
+        made = call.overload(*args, **kwargs)
+    return in_order(args, kwargs, call.mutated, call.returned, made)
 
 
 def _has_meta_kernel(overload: Any) -> bool:
-    """Whether it can be called on tensors without memory: by a kernel, or as it is composed."""
+    """Return True if it can be called on tensors without memory: by a kernel, or as it is composed."""
     return any(has_kernel(overload.name(), key) for key in _TAKE_META)
 
 
 def _counts_data(overload: Any) -> bool:
-    """Whether values decide what it gives, or of which shape, as torch says.
+    """Return True if values decide its results, or their shapes, by torch's tags.
 
     Asked here, since to find that out with fake tensors imports what takes a second.
     """
     return not (_OF_DATA.isdisjoint(overload.tags) or overload.name() in _MAY_BE_TOLD)
 
 
-def _wanted(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Types) -> Types:
+def wanted(call: Call, types: Types) -> Types:
     """The types without those of gradients that `output_mask` leaves out.
 
     The CPU's kernels do not make these; some of Meta's make them all the same.
     """
-    given = (
-        dict(zip((argument.name for argument in schema_of_overload(overload).arguments), args))
-        | kwargs
-    )
+    arguments = schema_of_overload(call.overload).arguments
+    given = dict(zip((argument.name for argument in arguments), call.args)) | call.kwargs
     mask = given.get("output_mask")
     if mask is None or len(mask) != len(types):
         return types
@@ -273,7 +316,7 @@ def _fake():
 
 
 class _Refusals(threading.local):
-    """Whether what this thread asks may be refused: torch would log that as an error."""
+    """The flag that this thread's calls may be refused: torch would log that as an error."""
 
     are_answers = False
 
@@ -282,62 +325,180 @@ _refusals = _Refusals()
 fake_tensor_log.addFilter(lambda record: not _refusals.are_answers)
 
 
-def _by_probe(
-    overload: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str],
-    returned: bool,
-) -> Types | None:
+def _by_probe(call: Call) -> Types | None:
     """The CPU kernel's own answer; None where stand-in values are none for it."""
     try:
-        found = cpu_probe.run_on_stand_ins(overload, args, kwargs, mutated)
+        found = cpu_probe.run_on_stand_ins(call)
     except NotImplementedError:
         return None
     except cpu_probe.Refused as error:
         raise NoTypes(str(error)) from error
-    return _types_of(*found, mutated, returned)
+    return wanted(call, _types_of(found))
 
 
-def _types_of(
-    result: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str],
-    returned: bool,
-) -> Types:
-    types: list = []
-    for name in mutated:
-        _collect(args[name] if isinstance(name, int) else kwargs[name], types)
-    if returned:
-        _collect(result, types)
-    return tuple(types)
+def _types_of(found: Iterable[Any]) -> Types:
+    return tuple([None if one is None else _type_of(one) for one in found])
 
 
-def _twin(argument: Any, twins: dict, device: torch.device):
-    kind = argument.__class__
-    if kind is CallResult:
-        if argument not in twins:
-            twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device=device)
-        return twins[argument]
-    if kind is Scalar:
-        return argument.sample
-    if kind is list or kind is tuple:
-        return [_twin(part, twins, device) for part in argument]
-    if kind is torch.device:
-        return device
-    return argument
-
-
-def _collect(result: Any, types: list) -> None:
-    if result is None:
-        types.append(None)
-    elif isinstance(result, torch.Tensor):
-        if result.layout is not torch.strided:
-            raise NoTypes(f"the result has layout {result.layout}")
-        types.append((tuple(result.shape), result.dtype))
-    elif isinstance(result, (list, tuple)):
-        for part in result:
-            _collect(part, types)
-    else:
+def _type_of(result: Any) -> tuple:
+    if not isinstance(result, torch.Tensor):
         raise NoTypes(f"the result is a {type(result).__name__}, not a tensor")
+    if result.layout is not torch.strided:
+        raise NoTypes(f"the result has layout {result.layout}")
+    if result.is_quantized:
+        raise NoTypes("the result is quantized")
+    return tuple(result.shape), result.dtype
+
+
+# --- Writes where a mask says so, of one value for each element that it selects ------------------
+
+# How many it selects is found when the step runs, and whether there are as many values: to ask
+# PyTorch with stand-in masks would say no.
+
+OVERLOADS = frozenset(
+    {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"}
+)
+
+
+def may_be_taken(x: Any, indices: Sequence[Any], values: Any, *flags: Any) -> bool:
+    """Return True if one mask is the only index, and the values may be as many as it selects."""
+    named = [axis for axis, index in enumerate(indices) if index is not None]
+    if len(named) != 1 or not all(v.__class__ is CallResult for v in (x, values)):
+        return False
+    mask, axis = indices[named[0]], named[0]
+    if mask.dtype is not torch.bool or not mask.shape or values.dtype is not x.dtype:
+        return False
+    end = axis + len(mask.shape)
+    if 0 in x.shape or 0 in values.shape or mask.shape != x.shape[axis:end]:
+        return False
+    most = (*x.shape[:axis], prod(mask.shape), *x.shape[end:])
+    selected = len(most) - 1 - axis  # the dimension of the selected, counted from the last
+    pairs = list(zip(reversed(values.shape), reversed(most)))
+    fits = (n == 1 or (n <= m if k == selected else n == m) for k, (n, m) in enumerate(pairs))
+    return len(values.shape) <= len(most) and all(fits)
+
+
+# --- What Meta kernels tell wrong of the CPU --------------------------------------------------
+
+# A backward asks its kernel with the forward's results, so both have to agree.
+
+
+_NARROW = (torch.bfloat16, torch.float16)
+_PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
+
+
+def as_on_cpu(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Types) -> Types:
+    """The types of a call's results on the CPU.
+
+    Args:
+        overload: of torch's
+        args: as recorded
+        kwargs: as recorded
+        types: of the results, as Meta's kernel tells them
+
+    Returns:
+        the same, corrected for the overloads that need it.
+    """
+    correction = _CORRECTIONS.get(overload.name())
+    if correction is None:
+        return types
+    arguments = schema_of_overload(overload).arguments
+    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= dict(zip([a.name for a in arguments], args)) | kwargs
+    return correction(overload, given, types)
+
+
+# --- norms --------------------------------------------------------------------------------------
+
+
+def _norm(kept: bool | None) -> Callable[[Any, dict, Types], Types]:
+    """Return the correction for a norm.
+
+    Statistics are float32 where a narrow operand has float32 parameters, else of the operand's
+    dtype; a batch norm with running statistics alone keeps none. Running statistics that come back
+    have the dtype that they came with.
+
+    Args:
+        kept: whether it normalizes with the batch's own statistics; None: `training` says it
+    """
+
+    def corrected(overload: Any, given: dict, types: Types) -> Types:
+        returns = schema_of_overload(overload).returns
+        keeps, dtype = given["training"] if kept is None else kept, _statistics_dtype(given)
+        written = len(types) - len(returns)  # arguments come before results
+        found = list(types)
+        for place in (written + 1, written + 2):  # behind the normalized operand
+            found[place] = (types[place][0] if keeps else (0,), dtype)
+        for place, returned in enumerate(returns, written):
+            if returned.name in ("running_mean_out", "running_var_out"):
+                operand = given[returned.name.removesuffix("_out")]
+                found[place] = (types[place][0], operand.dtype)
+        return tuple(found)
+
+    return corrected
+
+
+def _statistics_dtype(given: dict) -> torch.dtype:
+    dtype: torch.dtype = given["input"].dtype
+    parameters = [
+        v.dtype for n, v in given.items() if n in _PARAMETERS and v.__class__ is CallResult
+    ]
+    return torch.float32 if dtype in _NARROW and torch.float32 in parameters else dtype
+
+
+# --- bags of rows -------------------------------------------------------------------------------
+
+
+def _bags(keeps_for_backward: bool) -> Callable[[Any, dict, Types], Types]:
+    def corrected(overload: Any, given: dict, types: Types) -> Types:
+        (bags, dtype), (_, index) = types[0], types[1]
+        shapes = noted_shapes(
+            bags, dtype, given["indices"].shape, given["offsets"].shape, given["mode"],
+            given["padding_idx"], keeps_for_backward,
+        )  # fmt: skip
+        return types[0], *[(tuple(shape), index) for shape in shapes]
+
+    return corrected
+
+
+# --- powers of bools ----------------------------------------------------------------------------
+
+
+def _power(overload: Any, given: dict, types: Types) -> Types:
+    """bool where base and exponent are: Meta takes the base for an integer."""
+    bases, exponents = _listed(given["self"]), _listed(given["exponent"])
+    if len(exponents) < len(bases):
+        exponents = [*exponents] * len(bases)
+    return tuple(
+        [
+            (shape, torch.bool if base.dtype is torch.bool and _is_bool(exponent) else dtype)
+            for (shape, dtype), base, exponent in zip(types, bases, exponents)
+        ]
+    )
+
+
+def _listed(argument: Any) -> Sequence[Any]:
+    return argument if isinstance(argument, (list, tuple)) else [argument]
+
+
+def _is_bool(exponent: Any) -> bool:
+    return isinstance(exponent.sample if exponent.__class__ is Scalar else exponent, bool)
+
+
+_CORRECTIONS: dict[str, Callable[[Any, dict, Types], Types]] = {
+    "aten::native_layer_norm": _norm(True),
+    "aten::native_group_norm": _norm(True),
+    "aten::native_batch_norm": _norm(None),
+    "aten::_native_batch_norm_legit": _norm(None),
+    "aten::_native_batch_norm_legit.no_stats": _norm(True),
+    "aten::_native_batch_norm_legit_functional": _norm(None),
+    "aten::_native_batch_norm_legit_no_training": _norm(False),
+    "aten::_batch_norm_with_update": _norm(True),
+    "aten::_batch_norm_with_update_functional": _norm(True),
+    "aten::_batch_norm_no_update": _norm(False),
+    "aten::_embedding_bag": _bags(True),
+    "aten::_embedding_bag_forward_only": _bags(False),
+    "aten::pow.Tensor_Scalar": _power,
+    "aten::_foreach_pow.Scalar": _power,
+    "aten::_foreach_pow.ScalarList": _power,
+}

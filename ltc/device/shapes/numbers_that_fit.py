@@ -23,7 +23,7 @@ _BOUNDING = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 
 
 def fits(number: Any, dtype: torch.dtype) -> bool:
-    """Whether the number is certainly one that torch converts to the dtype."""
+    """Return True if torch certainly converts the number to the dtype."""
     largest = _LARGEST.get(dtype)
     if largest is None or number is None or number.__class__ is complex:
         return True
@@ -36,8 +36,10 @@ def refuse_what_does_not_fit(
 ) -> None:
     """Raise torch's error for a number that a kernel of `op` would convert to the result's dtype.
 
-    positions  of such numbers among a call's values
     Raises NoTypes where this torch takes such a number all the same: then its own kernel is to run.
+
+    Args:
+        positions: The positions of such numbers among a call's values.
     """
     for position in positions:
         result: Any = results[0]

@@ -1,7 +1,8 @@
 """Recordings that come back at other sizes, as one path whose sizes are symbols.
 
-pattern, derive      what two recordings have in common; the types that formulas derive from symbols
-path, resizing_text  the entries, which take other sizes; the text that gives them these
-going_on, taking_over  which path a recording goes on along, and how it leaves one for another
-ending               what runs it
+In the order in which a recording meets them:
+path_selection   which path of symbols it goes along, makes with an earlier recording, or leaves
+pattern, derive  what two recordings have in common; the types of its calls, by their rules
+path             the entries, and the text that gives them the sizes of a call
+ending           the program that it ends with: one for all sizes, in runtime/program_of_sizes.py
 """

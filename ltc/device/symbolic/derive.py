@@ -1,4 +1,4 @@
-"""The calls of a pattern with expressions for sizes: their types as the formulas derive them."""
+"""The calls of a pattern with expressions for sizes: their types as the rules tell them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc.aten.call import Call, CallResult
-from ltc.device.shapes.formulas.table import types_by_formula
+from ltc.aten.result_shapes import result_shapes
 from ltc.device.symbolic.pattern import Differs, PatternCall, SizeHole, filled
+from ltc.errors import Unsupported
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
 
@@ -18,10 +19,11 @@ _LIKE_THE_FIRST = frozenset({WRITE_VIEW, "ltc::barrier"})  # their results, by t
 
 @dataclass
 class Derived:
-    """
-    calls    with Extents where sizes differ
-    value    of the first recording -> that of these calls
-    guards   the conditions under which each call has these types
+    """The calls of a path, derived again with Extents where sizes differ.
+
+    Attributes:
+        value: Value of the first recording -> value of these calls.
+        guards: The conditions under which each call has these types.
     """
 
     trace: SizeTrace
@@ -35,7 +37,8 @@ def derived(
 ) -> Derived:
     """The calls at symbols that now have these values; raises Differs where a type is not known.
 
-    symbolic  whether sizes are Extents; else they are numbers
+    Args:
+        symbolic: True if sizes are Extents; else they are numbers.
     """
     trace = SizeTrace()
     symbols: dict[str, Any] = {f"s{k}": trace.symbol(value) for k, value in enumerate(values)}
@@ -66,12 +69,12 @@ def _call(one: PatternCall, fill: Any, values: dict[CallResult, CallResult]) -> 
     results = []
     for index, (value, type) in enumerate(zip(old.results, types, strict=True)):
         if (value is None) != (type is None):
-            raise Differs(f"{old.name} gives other results by its formula")
+            raise Differs(f"the rule of {old.name} gives another number of results")
         result = None if type is None else CallResult(None, call, index, tuple(type[0]), type[1])
         results.append(result)
         if value is not None and result is not None:
             if result.dtype != value.dtype or len(result.shape) != len(value.shape):
-                raise Differs(f"{old.name} gives {value}, by its formula another type")
+                raise Differs(f"{old.name} gives {value}, but its rule gives another type")
             values[value] = result
     call.results = tuple(results)
     return call
@@ -84,10 +87,12 @@ def _types(one: PatternCall, call: Call, fill: Any) -> Sequence[Any]:
         old: Any = call.args[0]
         return [(old.shape, old.dtype)]
     if isinstance(call.overload, str):
-        raise Differs(f"{call.name} is not derived")
+        raise Differs(f"{call.name} has no rule that gives its sizes as symbols")
     if not one.is_open:
         return [None if pair is None else pair[0] for pair in one.types]
-    types = types_by_formula(call.overload, call.args, call.kwargs)
-    if types is None:
-        raise Differs(f"no formula tells what {call.name} gives")
-    return types
+    dtypes = [None if value is None else value.dtype for value in one.call.results]
+    try:
+        shapes = result_shapes(call, dtypes)
+    except Unsupported as error:
+        raise Differs(str(error)) from error
+    return [None if d is None else (shape, d) for shape, d in zip(shapes, dtypes)]

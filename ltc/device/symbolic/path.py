@@ -8,32 +8,32 @@ ever, so what was taken for an expression and is none ends the walk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ltc.aten.call import Call, CallResult
-from ltc.device.symbolic.derive import INPUT, derived
-from ltc.device.symbolic.pattern import PatternCall, SizeHole, SymbolSizes, filled
-from ltc.device.symbolic.resizing_text import ResizingText
+from ltc.device.policy import MIN_RUN
+from ltc.device.symbolic.derive import INPUT, Derived, derived
+from ltc.device.symbolic.pattern import PatternCall, SizeHole, SymbolSizes, filled, has_hole
 from ltc.runtime.buffer import input_key
-from ltc.runtime.symbolic.program_of_sizes import ProgramOfSizes
+from ltc.runtime.program_of_sizes import ProgramOfSizes
 from ltc.support.sizes.extent import SMALLEST, Extent, SizeTrace
 
-REPEATS = 2  # runs of one size after another that make it one to be recorded for itself
-
+REFUSED: Any = object()  # in place of an earlier path: no program can be made for all sizes
 
 # The key of an entry whose types are not known at the present sizes: no call equals it.
 _CLOSED = ("ltc::closed",)
 
 
 class SymbolicPath:
-    """
-    place    the entry that it goes on from
-    sizes    the symbols: what they were in the two recordings
-    entries  its own
-    values   of the symbols, as the entries have them now
-    left     what left it after so many of its entries and was recorded alone: the first entries
-    ends     how recordings that end here are run: (position of the last entry, outputs, replaced)
+    """A path whose sizes are symbols; it goes on from the entry `place`.
+
+    Attributes:
+        sizes: The symbols, with their values in the two recordings.
+        entries: The entries of this path.
+        values: The present values of the symbols in the entries.
+        ends: The programs of recordings that end here: (position of the last entry, outputs,
+            replaced).
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class SymbolicPath:
         make_entry: Any,
     ) -> None:
         """
-        make_entry  (key, parent, call) -> an entry
+        Args:
+            place: The entry from which the path goes on.
+            pattern: The calls of two recordings, with holes for the numbers that differ.
+            make_entry: Gives an entry for (key, parent, call).
         """
         self.place, self._pattern, self.sizes = place, pattern, sizes
-        self._device = recorder.device.index
+        self._device, self._by_shape = recorder.device.index, recorder.by_shape
         self.values: tuple[int, ...] = tuple(a for a, _ in sizes.pairs)
         self._derived = derived(pattern, self.values)
         self._check_types()
@@ -61,7 +64,6 @@ class SymbolicPath:
         self._fits, self._guards = self._conditions()
         self._bytes = self._size_in_bytes()
         self.ends: dict[Any, ProgramOfSizes] = {}
-        self.left: dict[int, dict[Any, None]] = {}
         self._latest: tuple[int, ...] | None = None
         self._repeats = 0
         self._set(self.values)
@@ -144,7 +146,9 @@ class SymbolicPath:
         return text.function()
 
     def _conditions(self) -> tuple[Any, list[tuple[int, Any]]]:
-        """Whether all types are known at given sizes; of each entry that asks, whether its own are."""
+        """Return the condition that all types are known at given sizes, and each guarded entry's
+        own.
+        """
         trace = self._derived.trace
         asking = [(k, guards) for k, guards in enumerate(self._derived.guards) if guards]
         conditions = [" and ".join(f"({guard})" for guard in guards) for _, guards in asking]
@@ -163,12 +167,18 @@ class SymbolicPath:
         source = total.source if isinstance(total, Extent) else str(total)
         return self._derived.trace.function(source)
 
+    def refuse(self) -> None:
+        """Let no path of symbols be made of these calls again."""
+        self._by_shape.pop(self.entries[-1].shape_hash, None)
+        self._by_shape.keep(self.entries[-1].shape_hash, REFUSED)
+
     # --- a call
 
     def entry_at(self, position: int, key: Any, most_bytes: int) -> Any:
-        """The entry at a position, where a call of that key is its own, at whatever size; else None.
+        """Return the entry at a position if a call of that key belongs there at any size; else None.
 
-        most_bytes  that all results of the path may have
+        Args:
+            most_bytes: The most bytes that all results of the path may have.
         """
         if position >= len(self.entries):
             return None
@@ -187,7 +197,8 @@ class SymbolicPath:
         return entry if entry.key == key else None
 
     def begins_as(self, other: SymbolicPath, count: int, key: Any, most_bytes: int) -> bool:
-        """Whether the first entries of another path, and then a call of that key, are its own.
+        """Return True if the other path's first `count` entries, then a call of that key, match
+        this path.
 
         It has their sizes then.
         """
@@ -204,7 +215,7 @@ class SymbolicPath:
         return self.entry_at(count, wanted, most_bytes) is not None
 
     def _matches(self, position: int, key: Any, found: dict[int, int]) -> bool:
-        """Whether the call may be the entry's; `found` gets the symbols that it brings."""
+        """Return True if the call may be the entry's; `found` gets the symbols that it brings."""
         one = self._pattern[position]
         if one.shape is not None:
             if key.__class__ is not tuple or len(key) != 4 or key[0] != INPUT:
@@ -257,17 +268,18 @@ class SymbolicPath:
         """A recording has ended here; whether the present sizes have come several times in succession."""
         self._repeats = self._repeats + 1 if self.values == self._latest else 0
         self._latest = self.values
-        return self._repeats >= REPEATS
+        return self._repeats >= MIN_RUN
 
-    def give_way(self) -> None:
-        """Let the next recording of the present sizes be one for itself."""
-        self._repeats = 0
-        self.place.expect_for_itself(self.entries[0].key)
+    @property
+    def stays(self) -> bool:
+        """True while the present sizes are those that have come several times in succession."""
+        return self._repeats >= MIN_RUN and self.values == self._latest
 
     def has_size_of_input(self, value: CallResult, position: int) -> bool:
-        """Whether a result has the shape of an input at all sizes.
+        """Return True if a result has the shape of an input at all sizes.
 
-        position  of the input among those of the recording
+        Args:
+            position: The input's position among those of the recording.
         """
         return self._shape_text(value) == self._shape_text(self._inputs[position])
 
@@ -281,3 +293,87 @@ def _holds(condition: Any, values: Sequence[int]) -> bool:
         return bool(condition(*values))
     except ArithmeticError:
         return False
+
+
+# The Python text that gives a path's entries the sizes of other symbols: shapes, keys, arguments.
+
+
+class ResizingText:
+    """Collects assignments; `function` is what makes them."""
+
+    def __init__(self, derived: Derived) -> None:
+        self._trace = derived.trace
+        self._lines: list[str] = []
+        self._names: dict[str, Any] = {"input_key": input_key}
+        self._shapes: dict[str, str] = {}
+
+    def add(
+        self, one: PatternCall, entry: Any, values: dict[CallResult, CallResult], derived: Any
+    ) -> None:
+        """Add the parts of an entry that differ by size.
+
+        Args:
+            values: Values of the pattern -> values of the path.
+            derived: The call with Extents.
+        """
+        for result, call_result in zip(entry.call.results, derived.results):
+            if result is not None and any(isinstance(n, Extent) for n in call_result.shape):
+                self._set(result, "shape", self._shape(call_result.shape))
+        if one.shape is not None:
+            if has_hole(one.shape):
+                value = self._name(entry.call.results[0])
+                self._set(entry, "key", f"input_key({value}.shape, {value}.dtype)")
+            return
+        for holder, name, pattern in (
+            (entry, "key", one.key),
+            (entry, "link", one.link),
+            (entry.call, "args", one.args),
+            (entry.call, "kwargs", one.kwargs),
+        ):
+            if has_hole(pattern):
+                self._set(holder, name, self._text(pattern, values))
+
+    def restore_key(self, entry: Any) -> None:
+        """A key that does not differ, and may have been taken away."""
+        self._set(entry, "key", self._name(entry.key))
+
+    def clear_run(self, entry: Any) -> None:
+        self._set(entry, "run", "None")
+
+    def _set(self, holder: Any, name: str, text: str) -> None:
+        self._lines.append(f"{self._name(holder)}.{name} = {text}")
+
+    def _name(self, holder: Any) -> str:
+        name = f"h{id(holder)}"
+        self._names[name] = holder
+        return name
+
+    def _shape(self, shape: Sequence[Any]) -> str:
+        parts = [n.source if isinstance(n, Extent) else str(n) for n in shape]
+        text = f"({', '.join([*parts, ''])})"
+        name = self._shapes.get(text)
+        if name is None:
+            name = self._shapes[text] = f"shape{len(self._shapes)}"
+            self._lines.append(f"{name} = {text}")
+        return name
+
+    def _text(self, pattern: Any, values: dict[CallResult, CallResult]) -> str:
+        if not has_hole(pattern):
+            return self._name(filled(pattern, lambda value: values.get(value, value)))
+        if isinstance(pattern, SizeHole):
+            return pattern.source
+        if isinstance(pattern, dict):
+            parts = [f"{name!r}: {self._text(part, values)}" for name, part in pattern.items()]
+            return f"{{{', '.join(parts)}}}"
+        parts = [self._text(part, values) for part in pattern]
+        if isinstance(pattern, list):
+            return f"[{', '.join(parts)}]"
+        return f"({', '.join([*parts, ''])})"
+
+    def function(self) -> Callable[..., None]:
+        """Sets all of it, given the values of the symbols."""
+        made: Callable[..., None] = self._trace.procedure(self._lines, self._names)
+        return made
+
+
+__all__ = ["INPUT", "ResizingText"]

@@ -1,6 +1,6 @@
 """Two recordings of one program at different sizes, as one: what differs are expressions of symbols.
 
-SymbolSizes that inputs bring are symbols of their own.  Whatever else differs, the sizes of a view say, is
+Sizes that inputs bring are symbols of their own.  Whatever else differs, the sizes of a view say, is
 taken for an expression of these that fits both recordings; it need not be right, since each call is
 compared with what the expression gives before it is taken for the recorded one.
 """
@@ -32,9 +32,10 @@ class SizeHole:
 
 @dataclass
 class SymbolSizes:
-    """What is known of the symbols: their values in both recordings.
+    """The known facts of the symbols: their values in both recordings.
 
-    born  number of the call at which each symbol is first met
+    Attributes:
+        born: Number of the call at which each symbol is first met.
     """
 
     pairs: list[tuple[int, int]] = field(default_factory=list)
@@ -59,13 +60,15 @@ class SymbolSizes:
 
     def _new(self, a: int, b: int, call: int) -> SizeHole:
         if min(a, b) < SMALLEST:
-            raise Differs(f"a size is {min(a, b)} in one recording, and {max(a, b)} in another")
+            raise Differs(f"a size is {min(a, b)} in one recording and {max(a, b)} in the other")
         self.pairs.append((a, b))
         self.born.append(call)
         return SizeHole(f"s{len(self.pairs) - 1}")
 
     def _expressions(self, a: int, b: int) -> Iterator[str]:
-        """Those that give `a` in one recording and `b` in the other, the simplest first."""
+        """Give the expressions that are `a` in one recording and `b` in the other, the simplest
+        first.
+        """
         single = [(f"s{k}", x, y) for k, (x, y) in enumerate(self.pairs)]
         double = [
             (f"{m}*{n}", x * u, y * v)
@@ -88,11 +91,12 @@ class SymbolSizes:
 class PatternCall:
     """One call of the pattern.
 
-    call    of the first recording
-    key     of its entry, args, kwargs, link: with holes, and with the first recording's values
-    shape   of an input: with holes; else None
-    types   of the results in both recordings
-    is_open  whether an operand's size differs, or a number: then its types are derived
+    Attributes:
+        call: The call of the first recording.
+        key, args, kwargs, link: The entry's, with holes, and with the first recording's values.
+        shape: The shape of an input, with holes; else None.
+        types: The types of the results in both recordings.
+        is_open: True if an operand's size differs, or a number: then its types are derived.
     """
 
     call: Any
@@ -110,7 +114,7 @@ def pattern_of(
 ) -> tuple[list[PatternCall], SymbolSizes]:
     """The pattern of two runs of entries; raises Differs."""
     if len(first) != len(second):
-        raise Differs(f"one recording has {len(first)} calls, another {len(second)}")
+        raise Differs(f"one recording has {len(first)} calls, the other {len(second)}")
     comparison = _Comparison()
     calls = [comparison.call(n, a, b) for n, (a, b) in enumerate(zip(first, second))]
     if not comparison.sizes.pairs:
@@ -132,9 +136,9 @@ class _Comparison:
         self._number, self._seen = number, {}
         x, y = a.call, b.call
         if x.overload != y.overload or len(x.results) != len(y.results):
-            raise Differs(f"one recording calls {x.name} where another calls {y.name}")
+            raise Differs(f"one recording calls {x.name}, the other {y.name}")
         if x.name.startswith("ltc::collective"):
-            raise Differs("it exchanges with replicas")
+            raise Differs("it has a collective, whose sizes must be numbers")
         shape = None
         if x.overload == INPUT:
             shape = self._input(x, y)
@@ -147,10 +151,10 @@ class _Comparison:
         types = []
         for u, v in zip(x.results, y.results):
             if (u is None) != (v is None):
-                raise Differs(f"{x.name} gives other results")
+                raise Differs(f"{x.name} gives results in one recording alone")
             types.append(None if u is None else ((u.shape, u.dtype), (v.shape, v.dtype)))
             if u is not None and (u.dtype != v.dtype or len(u.shape) != len(v.shape)):
-                raise Differs(f"{x.name} gives {u} and {v}")
+                raise Differs(f"{x.name} gives {u} in one recording and {v} in the other")
             if u is not None:
                 self._second[u] = v
         is_open = has_hole((args, kwargs, shape)) or self._reads_open(
@@ -159,7 +163,7 @@ class _Comparison:
         if is_open:
             self._open.update(u for u in x.results if u is not None)
         elif any(pair is not None and pair[0] != pair[1] for pair in types):
-            raise Differs(f"{x.name} gives other types of equal operands")
+            raise Differs(f"{x.name} gives results of other sizes for operands of equal sizes")
         return PatternCall(x, key, args, kwargs, link, shape, tuple(types), is_open)
 
     def _reads_open(self, part: Any) -> bool:
@@ -170,14 +174,14 @@ class _Comparison:
     def _input(self, x: Any, y: Any) -> tuple[int | SizeHole, ...]:
         (u,), (v,) = x.results, y.results
         if x.args != y.args or u.dtype != v.dtype or len(u.shape) != len(v.shape):
-            raise Differs(f"an input is {u} in one recording and {v} in another")
+            raise Differs(f"an input is {u} in one recording and {v} in the other")
         return tuple(self.sizes.of_input(m, n, self._number) for m, n in zip(u.shape, v.shape))
 
     def both(self, a: Any, b: Any) -> Any:
-        """What two parts of a call have in common, with holes where integers differ."""
+        """Return the common form of two parts of a call, with holes where integers differ."""
         kind = a.__class__
         if kind is not b.__class__:
-            raise Differs(f"{a!r} and {b!r}")
+            raise Differs(f"one recording has {a!r}, the other {b!r}")
         if kind is list or kind is tuple:
             _need(len(a) == len(b), a, b)
             return kind([self.both(x, y) for x, y in zip(a, b)])
@@ -201,7 +205,7 @@ class _Comparison:
 
 def _need(holds: bool, a: Any, b: Any) -> None:
     if not holds:
-        raise Differs(f"one recording has {a!r} where another has {b!r}")
+        raise Differs(f"one recording has {a!r}, the other {b!r}")
 
 
 def _told(scalar: Scalar) -> tuple[Any, ...]:

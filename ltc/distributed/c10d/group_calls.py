@@ -24,25 +24,26 @@ import torch
 import torch.distributed as dist
 
 from ltc import config
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.distributed.c10d.shared_memory_groups import SharedFiles, shared_files
 from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.call_log import LANES, StoreCallLog
 from ltc.distributed.transport.communicator import Communicator, tag_of
-from ltc.distributed.transport.shm_segment import NAP_SECONDS, PeerFailure, Region
+from ltc.distributed.transport.shm_segment import NAP_SECONDS, Region
 from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard, this_machine
 from ltc.distributed.transport.wire import LONG_SECONDS, Share, SharedMemoryWire
+from ltc.errors import PeerFailure
 from ltc.ir.tensor_type import TensorType
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     MATCH_USED_MAP,
     NEW_GROUP,
-    NEW_PROCESS_GROUP,
     WAIT_FOR_WORK,
     ProcessGroup,
     Work,
     backend_of_group,
     group_devices,
+    name_custom_backend,
     timeout_of_backend,
 )
 
@@ -68,9 +69,10 @@ os.register_at_fork(after_in_child=_forget_groups)
 class GroupCalls:
     """The calls of one rank of a group.
 
-    ranks         of the group, as the world counts them
-    communicator  compares the calls; between ranks that share memory it carries them too
-    in_memory     whether they do
+    Args:
+        ranks: The ranks of the group, as the world counts them.
+        communicator: Compares the calls; between ranks that share memory it carries them too.
+        in_memory: True if the ranks share memory.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class GroupCalls:
     def run(self, described: tuple[bytes, int], begin: Callable[[], Any], lane: int = 0) -> Any:
         """Make a call that all ranks make: `begin` gives the works to wait for, and the result.
 
-        lane  of the thread that makes it; 0 of what is recorded, whose order is one
+        Args:
+            lane: The lane of the calling thread; 0 for recorded calls, which have one order.
         """
 
         def exchange(*_) -> Any:
@@ -112,7 +115,8 @@ class GroupCalls:
     def wait(self, work: Any, text: bytes) -> None:
         """Wait for a work of gloo; raises PeerFailure where a rank will not come.
 
-        text  the line for the board
+        Args:
+            text: The line for the board.
         """
         if text.startswith(_WAIT_IN_ONE_CALL):
             self.await_call(lambda: _wait_of_torch(work))
@@ -130,7 +134,8 @@ class GroupCalls:
     def await_call(self, call: Callable[[], Any], peer: int = -1) -> Any:
         """The result of a call that blocks, made in a thread; raises as `wait`.
 
-        peer  the rank for which it waits; -1 for all of them
+        Args:
+            peer: The rank for which it waits; -1 for all of them.
         """
         return self.await_future(in_thread(call), peer)
 
@@ -143,6 +148,9 @@ class GroupCalls:
                 if future.done():
                     raise
                 self.watch(time.monotonic() - started, peer)
+            except RuntimeError:  # of gloo, whose timeout may end a moment before this one
+                self.watch(time.monotonic() - started, peer)
+                raise
 
     def watch(self, waited_seconds: float, peer: int = -1) -> None:
         """Called now and then while this rank waits: hears of the others, and has them hear of it."""
@@ -242,19 +250,8 @@ def types_of(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def install() -> None:
-    """Have every group made with its `GroupCalls`.  Once per process."""
-    make, new_group = NEW_PROCESS_GROUP.current, NEW_GROUP.current
-
-    @functools.wraps(make)
-    def _new_process_group_helper(*args, **kwargs):
-        group, store = make(*args, **kwargs)
-        if isinstance(group, ProcessGroup) and store is not None and group not in _of_group:
-            calls, word = _made(group, store, list(args[2]) or list(range(group.size())))
-            if calls is not None:
-                _of_group[group] = calls
-            if not args[2]:
-                bootstrap.name_world(word)
-        return group, store
+    """Compare the calls that make a group of some ranks, too.  Once per process."""
+    new_group = NEW_GROUP.current
 
     @functools.wraps(new_group)
     def _new_group_with_tag(ranks=None, *args, use_local_synchronization=False, **kwargs):
@@ -279,8 +276,27 @@ def install() -> None:
             _here.unchecked = False
 
     MATCH_USED_MAP.replace(_match_unused_params_allreduce)
-    NEW_PROCESS_GROUP.replace(_new_process_group_helper)
     NEW_GROUP.replace(_new_group_with_tag)
+
+
+def new_process_group(original, *args, **kwargs):
+    """Make a group with its `GroupCalls`: what torch calls for each group, the default one too."""
+    group, store = original(*args, **kwargs)
+    if isinstance(group, ProcessGroup) and args[3] == dist.Backend.UNDEFINED:
+        _name_backend(group)
+    if isinstance(group, ProcessGroup) and store is not None and group not in _of_group:
+        calls, word = _made(group, store, list(args[2]) or list(range(group.size())))
+        if calls is not None:
+            _of_group[group] = calls
+        if not args[2]:
+            bootstrap.name_world(word)
+    return group, store
+
+
+def _name_backend(group: ProcessGroup) -> None:
+    """Let a group that was made without a backend's name know that its backend is ltc's."""
+    if any(device.type == DEVICE_TYPE for device in group_devices(group)):
+        name_custom_backend(group)
 
 
 def _members_of(world: GroupCalls | None, ranks: Sequence[int] | None) -> list[int] | None:
@@ -322,7 +338,7 @@ _BY_GLOO = "gloo carries the messages of this group"
 
 
 class _NoWire:
-    """Of a group whose messages gloo carries."""
+    """The wire of a group whose messages gloo carries."""
 
     message_bytes = hop_bytes = 0
 
@@ -347,7 +363,7 @@ class _NoWire:
 
 
 def _gloo_of(group: ProcessGroup) -> Any:
-    """What carries the group's CPU tensors, if that is gloo; else None."""
+    """Return the group's backend for CPU tensors, if that is gloo; else None."""
     kinds = {device.type for device in group_devices(group)}
     kind = next((kind for kind in ("cpu", DEVICE_TYPE) if kind in kinds), None)
     backend = None if kind is None else backend_of_group(group, kind)
@@ -355,13 +371,13 @@ def _gloo_of(group: ProcessGroup) -> Any:
 
 
 def _given_seconds(backend: Any) -> float | None:
-    """The group's timeout in seconds; None where it is torch's default, which nobody has chosen."""
+    """Return the group's timeout in seconds; None if it is torch's default."""
     given = timeout_of_backend(backend)
     return None if given in (None, dist.default_pg_timeout) else given.total_seconds()
 
 
 class _Setup:
-    """How the ranks of a new group agree, over its own connections.
+    """Let the ranks of a new group agree, over its own connections.
 
     Names would not do: torch numbers groups anew when the world has ended, and ranks that were in
     other groups before count otherwise.
@@ -372,7 +388,9 @@ class _Setup:
         self.limit = config.value("LTC_PEER_TIMEOUT") if limit is None else limit
 
     def agree(self) -> tuple[SharedFiles | None, str]:
-        """What the ranks share in memory, None where they cannot, and a word that no other group has."""
+        """Return the memory that the ranks share, None if they cannot, and a word that no other
+        group has.
+        """
         with shared_files(self.rank, self.size, self._broadcast) as (token, open_files):
             wanted = config.value("LTC_TRANSPORT") != "hosts"
             files = open_files() if wanted else None
@@ -394,7 +412,7 @@ class _Setup:
             except RuntimeError:
                 if time.monotonic() - started > self.limit and not work.is_completed():
                     raise PeerFailure(
-                        f"A rank of {self.size} did not come within {self.limit:g} s to where their "
-                        f"process group is made, in which rank {self.rank} of it waits."
+                        f"A rank of the {self.size} of a process group did not create it within "
+                        f"{self.limit:g} s; rank {self.rank} waits for that."
                     ) from None
         _wait_of_torch(work)

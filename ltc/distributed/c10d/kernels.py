@@ -1,4 +1,4 @@
-"""What `c10d::*` and `_c10d_functional::*` do with lazy tensors: recorded where that can be.
+"""Kernels of `c10d::*` and `_c10d_functional::*` for lazy tensors: recorded where possible.
 
 Point-to-point calls, and those that treat one rank unlike the others, run at once on the host.
 """
@@ -81,8 +81,8 @@ def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> 
     sent = _splits(tensor, group, input_splits)
     if received[group.rank()] != sent[group.rank()]:
         raise ValueError(
-            f"all_to_all: rank {group.rank()} sends itself {sent[group.rank()]} rows and takes "
-            f"{received[group.rank()]} from itself. Each takes as many as it is sent."
+            f"all_to_all: rank {group.rank()} sends itself {sent[group.rank()]} rows and receives "
+            f"{received[group.rank()]} from itself. The two numbers must be equal."
         )
     _assign([output], [traced.all_to_all(tensor, received, sent, group.group_name)])
 
@@ -124,8 +124,9 @@ def _require_sizes(call: str, outputs, elements: int) -> None:
     for output in outputs:
         if output.numel() != elements:
             raise ValueError(
-                f"{call}: an output of {output.numel()} elements, {list(output.shape)}, for what "
-                f"has {elements}. Ranks give parts of one size: pad them, or make outputs that fit."
+                f"{call}: an output of {output.numel()} elements, {list(output.shape)}, for a result "
+                f"of {elements}. All ranks give parts of one size: pad them, or pass outputs that "
+                f"fit."
             )
 
 
@@ -133,8 +134,8 @@ def _require_parts(call: str, tensor: torch.Tensor, elements: int, group) -> Non
     if tensor.numel() != elements * group.size():
         raise ValueError(
             f"{call}: a tensor of {tensor.numel()} elements, {list(tensor.shape)}, for "
-            f"{group.size()} ranks whose outputs have {elements} each. Pad it, or make outputs that "
-            f"fit."
+            f"{group.size()} ranks with outputs of {elements} elements each. Pad it, or pass outputs "
+            f"that fit."
         )
 
 
@@ -142,8 +143,8 @@ def _require_types(call: str, outputs, inputs) -> None:
     for output, tensor in zip(outputs, inputs):
         if output.dtype is not tensor.dtype:
             raise ValueError(
-                f"{call}: an output of {output.dtype} for what is of {tensor.dtype}. Make it of "
-                f"the same type."
+                f"{call}: an output of {output.dtype} for a result of {tensor.dtype}. Pass one of the "
+                f"same dtype."
             )
 
 
@@ -163,7 +164,7 @@ IN_PLACE = {
 
 
 def in_place_kernel(name: str) -> Callable:
-    """The kernel of `c10d::<name>`, whose work is over as far as the caller can tell."""
+    """Return the kernel of `c10d::<name>`, whose work is over as far as the caller can tell."""
     record = IN_PLACE[name]
     overload = getattr(torch.ops.c10d, name).default
     group_at = on_host.position_of("process_group", overload)
@@ -189,7 +190,7 @@ _CONTROL_DTYPES = frozenset({torch.uint8, torch.int32, torch.int64})
 
 
 def _is_control(name: str, tensors: list[torch.Tensor]) -> bool:
-    """Whether it moves whole numbers that are there already: sizes, indices, a pickle.
+    """Return True if it moves whole numbers that are computed already: sizes, indices, a pickle.
 
     They are read next, to decide what to do; a program of their own would only be in the way.
     Another rank may have to compute its own first, and records: both ways meet in one exchange.
@@ -205,13 +206,15 @@ def _kind(reduce_op) -> str:
 
 
 def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:
-    """How many rows of the tensor are for each rank, or from it; ValueError where it has others."""
+    """Return how many rows of the tensor go to each rank, or come from it; ValueError if they do
+    not fit.
+    """
     size, rows = group.size(), tensor.shape[0] if tensor.dim() else 0
     splits = list(given) or [rows // size] * size
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise ValueError(
             f"all_to_all: parts of {splits} rows of a tensor {list(tensor.shape)} among {size} "
-            f"ranks. Give one part for each, which together are the tensor's first dimension."
+            f"ranks. Pass one number of rows for each rank; their sum must be the first dimension."
         )
     return splits
 
@@ -230,7 +233,7 @@ def _assign(targets, results) -> None:
 
 
 def _group(name) -> ProcessGroup:
-    """The group of a name, or of what torch.compile hands over in its place."""
+    """Return the group of a name, or of the object that torch.compile hands over in its place."""
     group = resolve_process_group(name) if isinstance(name, str) else name
     group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
     on_host.require_host_backend(group)
@@ -258,15 +261,15 @@ def all_to_all_single(x, output_splits, input_splits, group):
     group = _group(group)
     if len(output_splits) != group.size() or min(output_splits) < 0:
         raise ValueError(
-            f"all_to_all: parts of {list(output_splits)} rows from {group.size()} ranks. Give one part "
-            f"for each, of no row or more."
+            f"all_to_all: parts of {list(output_splits)} rows from {group.size()} ranks. Pass one number "
+            f"of rows, 0 or more, for each rank."
         )
     splits = _splits(x, group, input_splits)
     return traced.all_to_all(x, output_splits, splits, group.group_name)
 
 
 def wait_tensor(x):
-    """A recorded result is as good as there: whoever reads it waits."""
+    """Return x: a recorded result counts as ready, because reading it waits."""
     return x
 
 

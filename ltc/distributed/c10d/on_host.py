@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.tensors import host_tensor, is_lazy
 from ltc.distributed.c10d import group_calls, point_to_point, traced
 from ltc.errors import Unsupported
+from ltc.support.observation import metrics
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     OpOverload,
@@ -118,9 +118,10 @@ _SAME_CALLS = {
 
 
 def checked_text(name: str, overload: OpOverload | None, values: Sequence[Any]) -> str:
-    """What must be the same on every rank of a call of the namespace c10d, or of a process group.
+    """Describe the parts of a c10d or process group call that must be the same on every rank.
 
-    overload  None for the method of that name of a process group
+    Args:
+        overload: None for the method of that name of a process group.
     """
     name = name.removesuffix("_")
     name = _SAME_CALLS.get(name, name)
@@ -146,7 +147,7 @@ def checked_text(name: str, overload: OpOverload | None, values: Sequence[Any]) 
 
 
 def _name_of(operation: Any) -> str:
-    """Of a reduction: a number of torch's, an object that has one, or a boxed one."""
+    """Return the name of a reduction: given as a number of torch's, its wrapper, or a boxed one."""
     if isinstance(operation, torch.ScriptObject):
         operation = operation.op()  # type: ignore[attr-defined]  # it is c10d's own
     elif not isinstance(operation, dist.ReduceOp.RedOpType):
@@ -155,7 +156,7 @@ def _name_of(operation: Any) -> str:
 
 
 def position_of(name: str, overload: OpOverload) -> int | None:
-    """Where the argument of that name stands; None where the overload has none."""
+    """Return the position of the argument of that name; None if the overload has none."""
     names = [argument.name for argument in schema_of_overload(overload).arguments]
     return names.index(name) if name in names else None
 
@@ -168,7 +169,7 @@ def group_of(boxed: torch.ScriptObject) -> ProcessGroup:
 
 
 def require_host_backend(group: ProcessGroup) -> None:
-    """See to it that the group moves CPU tensors; Unsupported where it has nothing that could."""
+    """Make the group move CPU tensors; raise Unsupported if it has no backend that can."""
     kinds = {device.type for device in group_devices(group)}
     if "cpu" in kinds:
         return
@@ -216,7 +217,7 @@ def _bring_back(target, result) -> None:
 
 
 def _is_bystander(name: str, group: ProcessGroup, values: list) -> bool:
-    """Whether this rank's tensor stays as it is: a reduction to another rank only used it."""
+    """Return True if this rank's tensor stays as it is: a reduction to another rank only used it."""
     return name == "reduce_" and values[3] != group.rank()
 
 
@@ -226,13 +227,13 @@ def _work_of(result) -> Work:
 
 
 def returned(overload: OpOverload, values: list, work: Work):
-    """What the overload returns: the tensors it was given, where it does, and the work."""
+    """Return the overload's results: the work, and the given tensors where its schema returns them."""
     boxed = Work.boxed(work)
     return boxed if len(schema_of_overload(overload).returns) == 1 else (values[0], boxed)
 
 
 def done(tensors) -> Work:
-    """Work that is over, whose future holds `tensors`."""
+    """Return finished work whose future holds `tensors`."""
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(tensors_in(tensors))
     return work_from_future(future)

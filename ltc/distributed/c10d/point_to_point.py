@@ -1,7 +1,7 @@
-"""Messages from one rank of a group to another, each with a header that says what it is.
+"""Messages from one rank of a group to another, each with a header that describes it.
 
-gloo ends the process of a receiver whose tensor is too short, and fills a part of one that is too long.
-So a receiver takes the header first, then as many bytes as were sent, and compares.
+gloo ends the process of a receiver whose tensor is too short, and fills a part of one that is too
+long. So a receiver takes the header first, then as many bytes as were sent, and compares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.distributed.c10d import group_calls
 from ltc.distributed.c10d.group_calls import GroupCalls
 from ltc.support.torch_private import ProcessGroup, Work, backend_of_group
@@ -27,8 +27,9 @@ def begun(
 ) -> Work:
     """The work of a message that has begun, of CPU tensors.
 
-    values  the call's arguments: tensors, group, other rank, tag; of a receive from anyone without
-            the rank
+    Args:
+        values: The call's arguments: tensors, group, other rank, tag; of a receive from anyone
+            without the rank.
     """
     (tensor,) = tensors
     name = name.removesuffix("_")
@@ -47,7 +48,7 @@ def begun(
 
 
 class _Message(Work):
-    """What a send and a receive have in common: a future, and a line for the board."""
+    """The common part of a send and a receive: a future, and a line for the board."""
 
     _awaited: set[_Message] = set()  # C++ does not keep the Python part of a Work alive
 
@@ -136,7 +137,7 @@ class Receive(_Message):
         calls = self._calls
         calls.communicator.fail(
             f"Rank {calls.ranks[self._source]} has sent {content.numel()} bytes of {dtype} to rank "
-            f"{calls.ranks[calls.communicator.replica]}, which takes {expected.nbytes} bytes of "
+            f"{calls.ranks[calls.communicator.replica]}, which expects {expected.nbytes} bytes of "
             f"{expected.dtype}: {self._text.decode()}. Ranks:"
         )
 

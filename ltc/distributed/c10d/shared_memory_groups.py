@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_folders_here.clear)
 
 
 def takes(collective: Collective, operands) -> bool:
-    """Whether the exchange goes through memory: every rank comes to the same answer."""
+    """Return True if the exchange goes through memory: every rank comes to the same answer."""
     if collective.kind not in _KINDS:
         return False
     if collective.reduction not in _NAMES:
@@ -46,7 +46,8 @@ def run(
 ) -> list[torch.Tensor]:
     """The results, new tensors.
 
-    described  the line for the board, and the number that all ranks must agree on
+    Args:
+        described: The line for the board, and the number that all ranks must agree on.
     """
     reduction = collective.reduction
     known = Collective(
@@ -74,7 +75,9 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
 
 
 class SharedFiles:
-    """What the ranks of a group have mapped: the region for messages, and the log of calls."""
+    """The files that the ranks of a group have mapped: the region for messages, and the log of
+    calls.
+    """
 
     def __init__(self, path: str, rank: int, size: int) -> None:
         self.region = Region.of_processes(size, f"{path}-region")
@@ -87,10 +90,11 @@ def shared_files(
 ) -> Iterator[tuple[str, Callable[[], SharedFiles | None]]]:
     """A word that the group alone has, and a function that opens its files: None where they are not there.
 
-    broadcast  fills a tensor of bytes with that of the first rank, on every rank
-
     The first rank makes the files.  They have names until the end of the block, at which all ranks
     have opened them.
+
+    Args:
+        broadcast: Fills a tensor of bytes with that of the first rank, on every rank.
     """
     path, content = "", torch.zeros(_MOST_PATH_BYTES, dtype=torch.uint8, device="cpu")
     token = secrets.token_hex(16)
@@ -115,7 +119,7 @@ _MOST_PATH_BYTES = 1024
 
 
 def _new_files(token: str, size: int) -> str:
-    """What their names begin with; "" where there is no room for what the ranks exchange."""
+    """Return the prefix of the files' names; "" without room for the ranks' messages."""
     try:
         path = os.path.join(_folder_with_room(region_bytes(size)), token)
         SharedFiles(path, 0, size)
@@ -135,7 +139,7 @@ def _folder_with_room(nbytes: int) -> str:
 
 
 def _opened(path: str, rank: int, size: int) -> SharedFiles | None:
-    """The files, if they are there and nobody else can have made them."""
+    """Open the files, if they are there and no other user can have made them."""
     folder = os.path.dirname(path)
     if not path or exposure(folder) is not None:
         return None

@@ -12,10 +12,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ltc.debug import metrics
 from ltc.device.recording.sync import start_collectives, wait_device_ops
 from ltc.device.recording.tensors import host_tensor
-from ltc.device.recording.user_line import user_line
+from ltc.device.user_line import user_line
 from ltc.distributed import world
 from ltc.distributed.c10d import group_calls, shared_memory_groups
 from ltc.distributed.collectives import CHANNELS, record
@@ -23,6 +22,7 @@ from ltc.distributed.transport.folds import ORDERED
 from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
+from ltc.support.observation import metrics
 from ltc.support.torch_private import (
     backend_of_group,
     gather_flat,
@@ -60,8 +60,9 @@ def settle() -> None:
 def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[torch.Tensor]:
     """Every rank's tensors, reduced element by element.
 
-    kind   a value of KINDS; Unsupported for another
-    group  the name of a process group
+    Args:
+        kind: A value of KINDS; Unsupported for another.
+        group: The name of a process group.
     """
     shapes = [x.shape for x in tensors]
     if kind == "avg" and not all(x.is_floating_point() for x in tensors):
@@ -73,7 +74,9 @@ def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[t
 
 
 def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Of that many; whole numbers are cut as NCCL cuts them, where gloo has an error."""
+    """Divide by the number of ranks; whole numbers are cut as NCCL cuts them, where gloo has an
+    error.
+    """
     if total.is_floating_point() or total.is_complex():
         return total / ranks
     return total.div(ranks, rounding_mode="trunc")
@@ -82,9 +85,10 @@ def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
 def all_gather(
     tensors: Sequence[torch.Tensor], size: int, group: str, exchange: Callable = record
 ) -> list[torch.Tensor]:
-    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...].
+    """Join each tensor [D, ...] of every rank in rank order: [size * D, ...].
 
-    exchange  `record`, or `run_at_once`
+    Args:
+        exchange: `record`, or `run_at_once`.
     """
     shapes = [(size * x.shape[0], *x.shape[1:]) for x in tensors]
     return _record("all_gather", tensors, group, shapes, exchange)
@@ -93,11 +97,13 @@ def all_gather(
 def reduce_scatter(
     tensors: Sequence[torch.Tensor], kind: str, size: int, group: str, agreed: str = ""
 ) -> list[torch.Tensor]:
-    """Of each reduced tensor [D, ...] this rank's part [D / size, ...].
+    """Return this rank's part [D / size, ...] of each reduced tensor [D, ...].
 
-    agreed  what else must be the same on every rank
+    Args:
+        agreed: Other facts that must be the same on every rank.
 
-    Raises ValueError where D is no multiple of `size`.
+    Raises:
+        ValueError: If D is no multiple of `size`.
     """
     for x in tensors:
         if x.shape[0] % size:
@@ -112,15 +118,17 @@ def reduce_scatter(
 def broadcast(
     tensors: Sequence[torch.Tensor], root: int, group: str, exchange: Callable = record
 ) -> list[torch.Tensor]:
-    """The tensors of rank `root` of the group; what the others hold is not looked at.
+    """Record a broadcast of the tensors of rank `root` of the group; the others' values are ignored.
 
-    exchange  `record`, or `run_at_once`
+    Args:
+        exchange: `record`, or `run_at_once`.
 
-    Raises ValueError where the group has no such rank: all would wait for it, or get nothing.
+    Raises:
+        ValueError: If the group has no such rank: all would wait for it, or get nothing.
     """
     size = resolve_process_group(group).size()
     if not 0 <= root < size:
-        raise ValueError(f"broadcast from rank {root} of a group that has ranks 0 to {size - 1}.")
+        raise ValueError(f"broadcast from rank {root}: the group has ranks 0 to {size - 1}.")
     return _record("broadcast", tensors, group, [x.shape for x in tensors], exchange, root=root)
 
 
@@ -129,7 +137,8 @@ def all_to_all(
 ) -> torch.Tensor:
     """From every rank the part of its `x` [D, ...] that is meant for this one, in rank order.
 
-    output_splits, input_splits  extents along the first dimension, one for each rank
+    Args:
+        output_splits, input_splits: Extents along the first dimension, one for each rank.
     """
     shape = (sum(output_splits), *x.shape[1:])
     pairs = tuple(zip(output_splits, input_splits, strict=True))
@@ -141,8 +150,8 @@ def _record(
 ) -> list[torch.Tensor]:
     if how.get("reduction", "sum") not in _OPERATIONS:
         raise Unsupported(
-            f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
-            f"To scale what is summed, multiply the tensor first."
+            f"{kind} with {how['reduction']}: the CPU has {', '.join(_OPERATIONS)}. To scale the "
+            f"operands, multiply the tensor first."
         )
     for x in tensors:
         _require_reduction(kind, how.get("reduction", "sum"), x.dtype)
@@ -152,7 +161,7 @@ def _record(
 
 
 def _require_reduction(kind: str, reduction: str, dtype: torch.dtype) -> None:
-    """Raise RuntimeError for one that a dtype has not: every rank sees it, and none has begun."""
+    """Raise RuntimeError for a reduction that the dtype lacks, before any rank begins to exchange."""
     if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"{kind} with {reduction} needs integers or bool, not {dtype}")
     if reduction in ORDERED and dtype.is_complex:
@@ -165,7 +174,7 @@ def _require_reduction(kind: str, reduction: str, dtype: torch.dtype) -> None:
 
 
 def run_at_once(collective: Collective, tensors: Sequence[torch.Tensor], *_) -> list[torch.Tensor]:
-    """As `record`, but over on return; the results are CPU tensors.
+    """Exchange as `record` does, but finish before returning; the results are CPU tensors.
 
     It is the exchange that a rank which records the same has: a rank may do the one, and others the
     other.
@@ -219,7 +228,7 @@ class GroupChannel:
         return calls.run(described, lambda: self._begin(collective, operands))
 
     def _begin(self, collective: Collective, operands: list[torch.Tensor]) -> tuple[list, list]:
-        """(works of gloo, what they fill)."""
+        """Return (works of gloo, the tensors that they fill)."""
         begin = _BEGIN[collective.kind]
         begun = [begin(self, collective, x) for x in operands]
         return [work for _, work in begun], [result for result, _ in begun]
@@ -238,7 +247,7 @@ class GroupChannel:
         for receiver, sender in (received != sent).nonzero().tolist():
             calls.communicator.fail(
                 f"Rank {calls.ranks[sender]} sends {int(sent[receiver, sender])} rows to rank "
-                f"{calls.ranks[receiver]}, which takes {int(received[receiver, sender])} from it, in "
+                f"{calls.ranks[receiver]}, which expects {int(received[receiver, sender])} from it, in "
                 f"the all_to_all at {collective.site}:"
             )
 

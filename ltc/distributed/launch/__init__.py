@@ -1,1 +1,1 @@
-"""Processes of `spawn`: the parent, the child, the call between them, and who notices a death."""
+"""Processes of `spawn`: the parent, the child, the call between them, and the watchdog of deaths."""

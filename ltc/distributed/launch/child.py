@@ -1,7 +1,7 @@
-"""What a launched process does around the user's function: it reports its end, and ends in time.
+"""The frame of a launched process around the user's function: it reports its end, and ends in time.
 
 It tells its parent the function's value, or the error with its whole traceback, and, when asked,
-where its threads are.  It does not outlive the parent.
+where its threads are. It does not outlive the parent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ltc.profiling.last_lines import last_lines
 from ltc.profiling.profile import whole_run
 from ltc.support.process.parent_death import end_with_parent
 from ltc.support.process.thread_frames import thread_frames
-from ltc.tracebacks import shorten
-from ltc.utils import steps
+from ltc.tracebacks import is_of_python, is_users, shorten
+from ltc.training_loop import steps
 
 STACKS = b"stacks"  # the parent's question
 FAILED = 1  # the exit code of a rank that has reported an error
@@ -41,14 +41,16 @@ FAILED = 1  # the exit code of a rank that has reported an error
 
 @dataclass(frozen=True)
 class Role:
-    """What one process of a launch is told about itself.
+    """The facts that one process of a launch is given about itself.
 
-    settings     environment variables
-    threads      of torch's pool; 0: as the environment says
-    parent       the pid of the launching process; 0: another process starts this one for it
-    dies_with    whether to be killed with the thread that started it
-    crash_file   where a crash leaves its traceback
-    inherited    ends of pipes that a forked process has by accident, its siblings' and its parent's
+    Attributes:
+        settings: Environment variables.
+        threads: Number of threads of torch's pool; 0: as the environment says.
+        parent: The pid of the launching process; 0: another process starts this one for it.
+        dies_with: True to be killed with the thread that started it.
+        crash_file: The file that gets the traceback of a crash.
+        inherited: The ends of its siblings' and its parent's pipes, which a forked process
+        inherits unintentionally.
     """
 
     rank: int
@@ -62,17 +64,18 @@ class Role:
 
 @dataclass(frozen=True)
 class ReturnedValue:
-    """How a rank ended: its function returned this, pickled."""
+    """The end of a rank whose function returned this value, pickled."""
 
     pickled: bytes
 
 
 @dataclass(frozen=True)
 class Error:
-    """How a rank ended: its function ended with an error.
+    """The end of a rank whose function raised an error.
 
-    pickled  the exception; None where it can not travel
-    time     on the clock that all processes of a machine share (time.monotonic)
+    Attributes:
+        pickled: The exception; None where it can not travel.
+        time: On the clock that all processes of a machine share (time.monotonic).
     """
 
     cause: str
@@ -83,7 +86,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Stacks:
-    """Where a rank's threads are, by name; the main one first."""
+    """The stacks of a rank's threads, by name; the main one first."""
 
     text: str
 
@@ -97,9 +100,10 @@ def run_rank(
 ) -> None:
     """The life of a rank, from its first line to its last.
 
-    report   takes a ReturnedValue or an Error at the end, and Stacks in between
-    control  brings questions; its end is the parent's end
-    output   gets what the rank prints; None leaves it where it goes
+    Args:
+        report: Takes a ReturnedValue or an Error at the end, and Stacks in between.
+        control: Brings questions; its end is the parent's end.
+        output: Gets what the rank prints; None leaves it where it goes.
     """
     for connection in role.inherited:
         connection.close()
@@ -133,7 +137,7 @@ def run_rank(
 
 
 def _called(rank: int, user_call: PickledCall) -> Any:
-    """What the user's function returns, once all that it has begun is over."""
+    """Return the result of the user's function, once all that it has begun is over."""
     fn, args = user_call.open()
     with whole_run(), last_lines():
         value = fn(rank, *args)
@@ -147,12 +151,12 @@ def _pickled_value(rank: int, value: Any) -> bytes:
     except Exception as error:  # whatever a class's own way to pickle raises
         raise pickle.PicklingError(
             f"rank {rank} returned {reprlib.repr(value)}, of type {type(value).__qualname__}, which "
-            f"cannot be pickled: {error}. Return what can: numbers, texts, tensors, lists of them."
+            f"cannot be pickled: {error}. Return numbers, strings, tensors, or lists of them."
         ) from None
 
 
 def finish() -> None:
-    """Wait for everything a rank has under way; raises the errors that nobody has seen."""
+    """Wait for everything a rank has under way; raise the errors that no caller has seen."""
     sync.start_collectives()  # others may wait for what nobody reads here
     steps.closures_of(current_device()).wait()
     sync.wait_device_ops()
@@ -239,8 +243,23 @@ def stacks(without: int | None = None) -> str:
     for ident, frame in frames:
         lines = _users_part(traceback.extract_stack(frame))
         if ident != without and lines:
-            texts.append(f"{names.get(ident, ident)}:\n{''.join(lines.format())}")
+            texts.append(f"{names.get(ident, ident)}:\n{_folded(lines)}")
     return "".join(texts)
+
+
+def _folded(stack: traceback.StackSummary) -> str:
+    """The frames up to the innermost of the user's; those of ltc and torch behind it are one line."""
+    if config.value("LTC_DEBUG"):
+        return "".join(stack.format())
+    shown = [k for k, frame in enumerate(stack) if is_users(frame.filename)]
+    shown = [k for k in shown if not is_of_python(stack[k].filename)]
+    length = shown[-1] + 1 if shown else 0
+    lines = stack.from_list(stack[:length]).format()
+    if length < len(stack):
+        last, count = stack[-1], len(stack) - length
+        place = f"{os.path.basename(last.filename)}:{last.lineno}"
+        lines.append(f"  in {last.name} ({place}), {count} frames inside: LTC_DEBUG=1 shows them\n")
+    return "".join(lines)
 
 
 def _users_part(stack: traceback.StackSummary) -> traceback.StackSummary:

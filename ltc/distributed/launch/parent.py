@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -11,18 +12,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors travel
 
 from ltc import config
+from ltc.distributed import world
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
 from ltc.distributed.launch.pickled_call import PickledCall, importable_main
+from ltc.distributed.rendezvous import rendezvous
+from ltc.distributed.transport import session
+from ltc.distributed.transport.bootstrap import processes_per_host, store
 from ltc.distributed.transport.shm_segment import LANES, region_bytes
-from ltc.errors import LtcError
+from ltc.errors import RankFailed
 from ltc.support.process import processors
 from ltc.support.process.private_folder import private_folder
 from ltc.tracebacks import entrance
@@ -34,47 +40,16 @@ TERMINATE_SECONDS = 1.0  # between asking a process to end and ending it
 END_SECONDS = 60.0  # what the end of a killed one may take where processors or disks are busy
 
 
-class RankFailed(LtcError):
-    """A rank ended before its function returned.
-
-    rank, pid  which one
-    cause      how it ended, in a line
-    traceback  its own, whole; empty where it left none
-    waiting    rank -> the stacks of its threads at that time, of every rank that still ran
-
-    The exception that the rank raised is the `__cause__`, where it could travel.
-
-    >>> from ltc.distributed.lazy_multiprocessing import RankFailed, spawn
-    >>> try:
-    ...     spawn(lambda rank: 1 // rank, nprocs=2, start_method="fork")
-    ... except RankFailed as error:
-    ...     print(error.rank, error.cause)
-    0 it raised ZeroDivisionError: integer division or modulo by zero
-    """
-
-    def __init__(self, rank: int, pid: int, cause: str, traceback: str, waiting: dict[int, str]):
-        super().__init__(rank, pid, cause, traceback, waiting)
-        self.rank, self.pid, self.cause = rank, pid, cause
-        self.traceback, self.waiting = traceback, waiting
-
-    def __str__(self) -> str:
-        parts = [f"Rank {self.rank} (pid {self.pid}) ended before the others: {self.cause}"]
-        if self.traceback:
-            parts.append(f"Its traceback:\n{self.traceback.rstrip()}")
-        parts += [f"Rank {rank} was here:\n{text.rstrip()}" for rank, text in self.waiting.items()]
-        return "\n\n".join(parts)
-
-
 class Ranks:
     """The processes that run `fn(rank, *args)` for rank 0 to count - 1.
 
-    Where they are started by hand (`spawn(..., join=False)`), `join` must be called in the end: it
-    gives the values, and raises RankFailed.
+    After `spawn(..., join=False)`, `join` must be called: it returns the values, or raises RankFailed.
 
-    >>> from ltc.distributed.lazy_multiprocessing import spawn
-    >>> ranks = spawn(lambda rank: rank, nprocs=2, join=False, start_method="fork")
-    >>> len(ranks.pids()), ranks.join()
-    (2, [0, 1])
+    Example:
+        >>> from ltc.distributed.lazy_multiprocessing import spawn
+        >>> ranks = spawn(lambda rank: rank, nprocs=2, join=False, start_method="fork")
+        >>> len(ranks.pids()), ranks.join()
+        (2, [0, 1])
     """
 
     def __init__(
@@ -89,16 +64,17 @@ class Ranks:
         prefixed: bool = False,
         dies_with_thread: bool = True,
     ):
-        """Start them.
+        """Start the processes.
 
-        devices           of each process; None: as the environment says
-        prefixed          what they print comes line by line, with the rank before it
-        dies_with_thread  they may not outlive the thread that starts them, either
+        Args:
+            devices: Number of devices of each process; None: as the environment says.
+            prefixed: True to put the rank before each line that they print.
+            dies_with_thread: True if they may not outlive the thread that starts them, either.
         """
         self._resources = contextlib.ExitStack()
         self._members: list[_Member] = []
         user_call = PickledCall(fn, args)
-        replicas = count * (devices or config.value("LTC_NUM_DEVICES"))
+        replicas = count * (devices or config.value("LTC_NUM_DEVICES") or 1)
         self._folder = self._resources.enter_context(private_folder(LANES * region_bytes(replicas)))
         try:
             for rank in range(count):
@@ -133,7 +109,8 @@ class Ranks:
     def join(self, timeout: float | None = None) -> list | None:
         """The value that each rank returned, once all have; None where `timeout` seconds are over.
 
-        Raises RankFailed where a rank ends without a value; then no process is left.
+        Raises:
+            RankFailed: If a rank ends without a value; then no process is left.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -181,7 +158,7 @@ class Ranks:
         raise RankFailed(first.rank, pid, cause, text, waiting) from error
 
     def _whereabouts(self, first: _Member) -> dict[int, str]:
-        """What every other rank was doing, or how it failed too."""
+        """Return what every other rank was doing, or how it failed too."""
         asked = [member for member in self._members if member.runs and member.ask(STACKS)]
         deadline = time.monotonic() + STACKS_SECONDS
         while time.monotonic() < deadline and any(m.runs and not m.stacks for m in asked):
@@ -248,23 +225,23 @@ class _Member:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and everything that it said has been taken."""
+        """Return True if it has ended, and all its output has been taken."""
         return self.report.closed
 
     @property
     def finished(self) -> bool:
-        """Whether it returned a value and has ended."""
+        """Return True if it returned a value and has ended."""
         return isinstance(self.outcome, ReturnedValue) and self.is_over
 
     @property
     def failed(self) -> bool:
-        """Whether it has reported an error, or ended without reporting anything."""
+        """Return True if it has reported an error, or ended without reporting anything."""
         return isinstance(self.outcome, Error) or (self.outcome is None and self.is_over)
 
     # --- what it says
 
     def sources(self) -> list:
-        """What becomes readable when there is something to take."""
+        """Return the handles that become readable when there is something to take."""
         open_ = [end for end in (self.report, self.output) if end is not None and not end.closed]
         return open_ + ([self.process.sentinel] if self.runs else [])
 
@@ -300,7 +277,7 @@ class _Member:
             sys.stdout.flush()
 
     def ask(self, question: bytes) -> bool:
-        """Put a question; False where there is nobody to hear it."""
+        """Put a question; False if the process no longer listens."""
         try:
             self.control.send_bytes(question)
         except OSError:
@@ -308,17 +285,17 @@ class _Member:
         return True
 
     def cause(self) -> str:
-        """How it ended, in a line."""
+        """Return how the rank ended, in a line."""
         if isinstance(self.outcome, Error):
             return self.outcome.cause
         return _describe_exit(self.process.exitcode, self._began())
 
     def _began(self) -> bool:
-        """Whether the process came as far as its own code, which opens this file first."""
+        """Return True if the process came as far as its own code, which opens this file first."""
         return os.path.exists(self.crash_file)
 
     def traceback(self) -> str:
-        """What it left of its stack: the exception's traceback, or that of a crash."""
+        """Return the stack that it left: the exception's traceback, or that of a crash."""
         if isinstance(self.outcome, Error):
             return self.outcome.traceback
         with contextlib.suppress(OSError):
@@ -335,7 +312,7 @@ class _Member:
             return None  # of a class that only the rank has
 
     def whereabouts(self) -> str:
-        """Where it is while another fails; empty where it was done."""
+        """Return where the rank is while another fails; empty if it was done."""
         if self.failed:
             return f"It failed too: {self.cause()}"
         if not self.runs or isinstance(self.outcome, ReturnedValue):
@@ -367,16 +344,15 @@ def _time_of_failure(member: _Member) -> float:
 
 
 def _describe_exit(code: int, began: bool) -> str:
-    """How a process ended that said nothing.
+    """Describe how a process ended that reported nothing.
 
-    began  whether it had started and imported what the function needs
+    Args:
+        began: True if it had started and imported what the function needs.
     """
     when = (
         "before its function returned"
         if began
-        else (
-            "while it started Python and imported what its function needs: what it printed says why"
-        )
+        else ("while it started Python and imported the modules of its function: see its output")
     )
     hint = ""
     if code == -signal.SIGKILL:
@@ -386,3 +362,53 @@ def _describe_exit(code: int, began: bool) -> str:
     if code < 0:
         return f"it was killed by {signal.Signals(-code).name}{hint}, {when}"
     return f"it left with exit code {code} {when}{hint}"
+
+
+# Ranks of a host that look after each other where no parent does: torchrun sees exit codes alone.
+# torchrun ends all ranks when one fails, but one that leaves early with code 0 is a success to
+# it, and the others would wait for that one until their time is over.
+
+WATCH_SECONDS = 0.5
+
+_runs = itertools.count()
+
+
+@contextlib.contextmanager
+def peers_watched() -> Iterator[None]:
+    """Fail all ranks that wait in this block if a rank of this host ends inside its own."""
+    here = session.current()
+    if here is None or config.value("LTC_RENDEZVOUS"):  # alone, or watched by a parent
+        yield
+        return
+    # A rank that is done says so in the store: it may end while others still read what it sent.
+    processes, run = config.value("XRT_SHARD_WORLD_SIZE"), next(_runs)
+    done, on_host = store(processes), processes_per_host(processes)
+    pids = {
+        rank: int(pid)
+        for rank, pid in enumerate(rendezvous("ltc.peers", b"%d" % os.getpid()))
+        if rank // on_host == world.ordinal() // on_host and rank != world.ordinal()
+    }
+    over = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(dist.DistError):  # the store ends with the launcher, and so do we
+            while not over.wait(WATCH_SECONDS):
+                for rank, pid in pids.items():
+                    if not _runs_still(pid) and not done.check([f"done/{run}/{rank}"]):
+                        here.abort(f"Rank {rank} (pid {pid}) ended before its function returned.")
+                        return
+
+    threading.Thread(target=watch, name="ltc peers", daemon=True).start()
+    try:
+        yield
+        done.set(f"done/{run}/{world.ordinal()}", "")
+    finally:
+        over.set()
+
+
+def _runs_still(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

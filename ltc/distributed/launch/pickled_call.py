@@ -62,14 +62,12 @@ def _pickled(fn: Callable, args: tuple) -> bytes:
     except RuntimeError as error:
         if "shared memory" not in str(error):
             raise
-        _log.warning(
-            "the memory of CPU tensors is not shared with the ranks, but copied: %s", error
-        )
+        _log.warning("CPU tensors are copied to the ranks in place of shared memory: %s", error)
         return _pickled_with(_without_sharing(reducers), fn, args)
 
 
 def _without_sharing(reducers: dict) -> dict:
-    """Those that PyTorch has not added: tensors are then pickled as to a file."""
+    """Return the reducers that PyTorch has not added: tensors are then pickled as to a file."""
     return {
         kind: reduce
         for kind, reduce in reducers.items()
@@ -87,7 +85,9 @@ def _pickled_with(reducers: dict, fn: Callable, args: tuple) -> bytes:
 
 
 def _main_can_be_imported() -> bool:
-    """Whether another process can import the running program: no notebook, no python -c, no pipe."""
+    """Return True if another process can import the running program: no notebook, no python -c, no
+    pipe.
+    """
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None):
         return True
@@ -124,7 +124,7 @@ def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None
                 error = failed
         _refuse_arguments(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), args)
         raise pickle.PicklingError(
-            f"{fn!r} can not be sent to other processes: they can not import it, since it was "
+            f"{fn!r} cannot be sent to other processes: they cannot import a function that was "
             f"defined in a notebook, a prompt or another function. Install cloudpickle (pip "
             f"install 'ltc[notebook]'), move the function to a module, or pass "
             f"start_method='fork'."
@@ -147,12 +147,12 @@ def _refuse_arguments(kind: Any, table: ChainMap, args: tuple) -> None:
             raise pickle.PicklingError(
                 f"args[{position}] of spawn is {reprlib.repr(argument)}, of type "
                 f"{type(argument).__qualname__}, which cannot be pickled for other processes: "
-                f"{error}. Make it in the function, or pass start_method='fork'."
+                f"{error}. Create it in the function, or pass start_method='fork'."
             ) from None
 
 
 def _written(kind: Any, table: ChainMap, fn: Callable | None, args: tuple) -> bytes:
-    """What a pickler of this kind writes with that table of reducers."""
+    """Return the bytes that a pickler of this kind writes with that table of reducers."""
 
     class Pickler(kind):
         # Of the class: cloudpickle's is one too, and would go before an object's.

@@ -1,9 +1,10 @@
-"""How replicas exchange, from memory upwards.
+"""Exchanges among replicas, from memory upwards.
 
-bootstrap                                     how processes find each other
-shm_segment, symmetric_memory, status_board   memory they share
-wire, thread_wire, inter_host                 messages: read in shared memory, threads, hosts
-collective_schedule, folds, exchange          the steps and messages of one collective
-collective_ops, inter_host_choice             every kind of collective
-communicator, session, progress_thread        who calls them, and beside which program
+bootstrap                                     the meeting of processes
+shm_segment, symmetric_memory, status_board   memory that they share
+wire, inter_host                              messages: in shared memory, between threads, between hosts
+collective_schedule, folds                    the steps and messages of one collective
+collective_ops                                every kind of collective
+call_log                                      a group's calls, written down so that ranks can be compared
+communicator, session, progress_thread        the callers, beside the program
 """

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other: a store they all reach, and a folder on each host."""
+"""The ways by which a run's processes meet: a store they all reach, and a folder on each host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.shm_segment import LANES, PeerFailure, region_bytes
-from ltc.errors import LtcError, NowhereToMeet
+from ltc.distributed.transport.shm_segment import LANES, region_bytes
+from ltc.errors import LtcError, NowhereToMeet, PeerFailure
 from ltc.support.process.parent_death import end_with_parent
 from ltc.support.process.private_folder import (
     private_folder,
@@ -35,7 +35,7 @@ atexit.register(_until_exit.close)
 
 
 def folder_of_host(processes: int) -> str:
-    """A folder that this host's processes share and nobody else may enter.
+    """Return a folder that this host's processes share and no other user may enter.
 
     It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
     which goes when it ends, and tells the others through the store.
@@ -53,28 +53,43 @@ def _folder_through_store(processes: int) -> str:
     if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
         nbytes = LANES * region_bytes(processes_per_host(processes))
         shared.set(key, _until_exit.enter_context(private_folder(nbytes)))
-    _await(shared, key, processes)
+    _await(shared, key, processes, host(processes) * processes_per_host(processes), "this host")
     return require_from_store(shared.get(key))
 
 
-def _await(shared, key: str, processes: int) -> None:
-    """Wait for the first process of this host to say something in the store."""
+def _await(shared, key: str, processes: int, first: int, of: str) -> None:
+    """Wait for the first process, of all or of this host, to say something in the store."""
     limit = config.value("LTC_PEER_TIMEOUT")
     deadline = time.monotonic() + limit
     while not shared.check([key]):
         if time.monotonic() > deadline:
-            first = host(processes) * processes_per_host(processes)
             raise PeerFailure(
-                f"Replica {first} is absent: process {first} of {processes}, the first of this host, "
-                f"did not come within "
-                f"{limit:g} s (LTC_PEER_TIMEOUT) to where process "
-                f"{config.value('XRT_SHARD_ORDINAL')} has waited for it."
+                f"Replica {first} is absent: process {first} of {processes}, the first of {of}, "
+                f"did not reach the meeting point within {limit:g} s (LTC_PEER_TIMEOUT), where process "
+                f"{config.value('XRT_SHARD_ORDINAL')} waits for it."
             )
         time.sleep(_POLL_SECONDS)
 
 
 # a forked child is another process, which may be given another place
 os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
+
+
+def address_of_first(processes: int) -> str:
+    """Return the host and port that the first process has chosen for a service of its own to listen at.
+
+    Raises:
+        NowhereToMeet: If the run has no store.
+        PeerFailure: If the first process does not come.
+    """
+    shared, key = store(processes), f"address of the first of {processes}"
+    if config.value("XRT_SHARD_ORDINAL") == 0:
+        address = "127.0.0.1" if config.value("LTC_RENDEZVOUS") else config.value("MASTER_ADDR")
+        with socket.socket() as free:
+            free.bind((address, 0))
+            shared.set(key, f"{address}:{free.getsockname()[1]}")
+    _await(shared, key, processes, 0, "all")
+    return shared.get(key).decode()
 
 
 def say_process(folder: str, number: int) -> None:
@@ -105,7 +120,8 @@ def end_with_torchrun() -> None:
 def store(processes: int):
     """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
 
-    Raises NowhereToMeet where there is none.
+    Raises:
+        NowhereToMeet: If there is none.
     """
     folder = config.value("LTC_RENDEZVOUS")
     if folder:
@@ -117,10 +133,10 @@ def store(processes: int):
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
         return _store_of_torchrun(processes)
     raise NowhereToMeet(
-        f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
-        f"where they meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
+        f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and the processes have "
+        f"no meeting point. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
-        f"they all see."
+        f"all can see."
     )
 
 
@@ -159,9 +175,11 @@ def _store_of_torchrun(processes: int):
 
 @functools.cache
 def name_of_run(processes: int) -> str:
-    """What `world.name_of_run` says: whoever comes first to the store draws it, and nobody waits.
+    """Return the name of `world.name_of_run`: the first process at the store draws it, without
+    waiting.
 
-    Raises NowhereToMeet where the run has no store.
+    Raises:
+        NowhereToMeet: If the run has no store.
     """
     drawn = uuid.uuid4().hex[:12]
     if config.value("TORCHELASTIC_USE_AGENT_STORE") and not config.value("LTC_RENDEZVOUS"):
@@ -171,8 +189,9 @@ def name_of_run(processes: int) -> str:
     name = shared.compare_set(f"name of the run of {processes}", "", drawn).decode(errors="replace")
     if re.fullmatch("[0-9a-f]{12}", name) is None:  # it becomes a part of paths
         raise LtcError(
-            f"The run's store gives it the name {name[:40]!r}, which ltc has not drawn. Whoever reaches "
-            f"the store can write to it: keep its port (MASTER_PORT) from other users and machines."
+            f"The run's store names the run {name[:40]!r}, which is no name that ltc draws. Any process "
+            f"that reaches the store can write to it: keep its port (MASTER_PORT) from other users and "
+            f"machines."
         )
     return name
 
@@ -181,7 +200,8 @@ os.register_at_fork(after_in_child=name_of_run.cache_clear)
 
 
 def _check_listens(address: str, port: int) -> None:
-    """torchrun listens before it starts a rank: where nobody does, it has ended meanwhile.
+    """Check that torchrun listens: it does so before it starts a rank, unless it has ended
+    meanwhile.
 
     A TCPStore would go on trying to reach it.
     """
@@ -193,8 +213,8 @@ def _check_listens(address: str, port: int) -> None:
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise LtcError(
-                    f"Nobody listens at {address}:{port}, where torchrun's store was: torchrun has "
-                    f"ended. Give its command again."
+                    f"torchrun's store does not answer at {address}:{port}: torchrun has ended. Start it "
+                    f"again."
                 ) from None
             time.sleep(_POLL_SECONDS)
         except OSError:  # no way to it, or too slow: the store's own error says more
@@ -209,7 +229,8 @@ def host(processes: int) -> int:
 def processes_per_host(processes: int) -> int:
     """Processes on each host: all of them where no launcher spoke of hosts.
 
-    Raises LtcError where the hosts have different numbers.
+    Raises:
+        LtcError: If the hosts have different numbers.
     """
     local = config.value("LOCAL_WORLD_SIZE") or processes
     if config.value("LTC_TRANSPORT") == "memory":
@@ -218,6 +239,6 @@ def processes_per_host(processes: int) -> int:
         local = 1
     if processes % local:
         raise LtcError(
-            f"{processes} processes with {local} on this host: every host must run as many"
+            f"{processes} processes with {local} on this host: every host must run the same number"
         )
     return local

@@ -1,7 +1,7 @@
-"""What each member of a process group has called: the tags of its latest calls, where all see them.
+"""The calls of each member of a process group: tags of its latest ones, where all members see them.
 
-Each member writes the tag of a call before it makes it, and then looks at the others' tags of the same
-call. Of two members whose tags differ, the later one sees it: so never do both go on.
+Each member writes the tag of a call before it makes it, and then looks at the others' tags of the
+same call. Of two members whose tags differ, the later one sees it: so never do both go on.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class SharedMemoryCallLog:
 class StoreCallLog:
     """A log in a store: one entry for all members, which the first to come writes.
 
-    store  its keys are this group's own
+    Args:
+        store: Its keys are this group's own.
     """
 
     def __init__(self, store, member: int, members: int) -> None:

@@ -1,4 +1,4 @@
-"""Who sends what to whom, and in which order, for every kind of collective: no data, no waiting.
+"""The messages of every kind of collective and their order: no data, no waiting.
 
 A schedule is a sequence of steps of one member of a group, positions counted inside the group:
 - (SHARE, _, a, b)      have room for elements a to b where the others can read them, until UNSHARE
@@ -70,10 +70,10 @@ def all_to_all_reduce(position: int, size: int, elements: int) -> Iterator[Step]
 def direct_all_reduce(
     position: int, size: int, elements: int, message_elements: int
 ) -> Iterator[Step]:
-    """Each member reduces its share of every piece where all operands lie, and the others read that.
+    """Reduce this member's share of every piece in place; the other members read the result.
 
     O(size) messages of each member for each piece, two hops. Pieces overlap: while one is reduced,
-    the next is there already, so that who is early has something to do.
+    the next has arrived already, so that an early member has work to do.
     """
     piece = size * message_elements
     pieces = [(start, min(start + piece, elements)) for start in range(0, elements, piece)]

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.call_log import CallLog
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
-from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import Mismatch, Wire
+from ltc.errors import PeerFailure
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
@@ -63,9 +63,13 @@ class Communicator:
         operands: Sequence[torch.Tensor],
         described: tuple[bytes, int] | None = None,
     ) -> list[torch.Tensor]:
-        """The results, new tensors. Raises PeerFailure, with one text on all replicas.
+        """Run a collective and return its results, new tensors.
 
-        described  as `described_as` gives it, where the collective does not say all
+        Args:
+            described: A description as `described_as` gives it, if the collective alone is not enough.
+
+        Raises:
+            PeerFailure: With one text on all replicas.
         """
         described = described or self.described_as(collective, operands)
         operands = _exchanged(collective, operands)
@@ -92,7 +96,7 @@ class Communicator:
         if posted is None:
             return None
         send, receive = posted
-        exchange.tag = self._begin(members, self.described_as(collective, operands))
+        exchange.tag = self._begin(_lane(members), self.described_as(collective, operands))
         try:
             send()
         except BaseException as error:
@@ -121,16 +125,17 @@ class Communicator:
         order: tuple = (),
         lane: int = 0,
     ):
-        """`exchange(members, position, tag)` as the next collective among `members`.
+        """Run `exchange(members, position, tag)` as the next collective among `members`.
 
-        order  what it is the next one of, where not all that the members do has one order
-        lane   of the log, where the replica has one: calls of one lane have one order
+        Args:
+            order: The sequence that it continues, if the calls of the members have several orders.
+            lane: A lane of the log, if the replica has one: calls of one lane have one order.
         """
-        tag = self._begin(order or (*members, "lane", lane), described, lane)
+        tag = self._begin(order or _lane(members, lane), described, lane)
         return self._ended(lambda: exchange(members, members.index(self.replica), tag))
 
     def exchange_in(self, thread: str) -> None:
-        """What follows is exchanged in a thread of that name; "" for the main one.
+        """Exchange in a thread of that name from now on; "" for the main one.
 
         Threads of a replica have no order among them: another replica's may come in another one.
         """
@@ -140,7 +145,7 @@ class Communicator:
     def announce(self, members: tuple[int, ...], described: tuple[bytes, int], lane: int) -> None:
         """Say that this replica makes a call, the next of a lane, and will wait for it later."""
         try:
-            self._begin((*members, "lane", lane), described, lane)
+            self._begin(_lane(members, lane), described, lane)
         finally:
             self.board.end()
 
@@ -156,7 +161,7 @@ class Communicator:
         return tag
 
     def _in_thread(self, text: bytes) -> bytes:
-        """What the board says of an exchange, with the thread that it is in."""
+        """Return the board's text for an exchange, with the name of its thread."""
         return text + f" in thread {self.thread!r}".encode() if self.thread else text
 
     def _compare(self, calls: CallLog, lane: int, tag: int) -> None:
@@ -170,7 +175,7 @@ class Communicator:
             raise
 
     def _ended(self, rest: Callable):
-        """What the rest of the collective gives, which is over then."""
+        """Return the result of the rest of the collective, which is over then."""
         try:
             result = rest()
             self.wire.finish()
@@ -213,7 +218,7 @@ class Communicator:
         return described
 
     def _described_with_bits(self, collective: Collective, operands) -> tuple[bytes, int]:
-        """The same, of a collective whose last operands must be the same bits on all replicas."""
+        """Describe a collective whose last operands must be the same bits on all replicas."""
         text, name = self.described_as(
             replace(collective, checked=0), _exchanged(collective, operands)
         )
@@ -221,7 +226,7 @@ class Communicator:
         return text + f" {numbers}".encode(), tag_of(f"{name} {numbers}")
 
     def show(self, text: bytes, begun: int) -> None:
-        """Say on the board that this replica is in a collective, the first of `begun` new ones."""
+        """Write on the board that this replica is in a collective, the first of `begun` new ones."""
         self.count += begun
         self.board.begin(self.count, self._in_thread(text))
 
@@ -230,7 +235,7 @@ class Communicator:
     def disagree(self, mismatch: Mismatch) -> None:
         """Make the abort report about a message of another collective, and raise it."""
         self.fail(
-            f"{_DIFFERENT} Replica {self.board.name(self.replica)} noticed it with a message from "
+            f"{_DIFFERENT} Replica {self.board.name(self.replica)} noticed it in a message from "
             f"replica {self.board.name(mismatch.peer)}:"
         )
 
@@ -243,9 +248,9 @@ class Communicator:
     def lose(self, error: BaseException) -> None:
         """Raise the abort report, where there is one, in place of an error of the transport.
 
-        Replicas of another host end with the report, maybe before this one has asked for it: then
-        this one hears first that they have closed their connections.  Where there is no report, and
-        a connection broke, this replica makes it.
+        Replicas of another host end with the report, maybe before this one has asked for it. Then this
+        one first notices that their connections are closed. If there is no report and a connection
+        broke, this replica makes the report.
         """
         if not isinstance(error, RuntimeError):
             return
@@ -275,16 +280,18 @@ class Communicator:
         return f"Replica {named} is gone" if len(gone) == 1 else f"Replicas {named} are gone"
 
     def _gone(self, peer: int) -> int:
-        """The process of a replica that has ended; 0 where it runs, or where nobody can say."""
+        """Return the process of a replica that has ended; 0 if it runs, or if this cannot be known."""
         here = self.board.is_here(peer)
         process = (self.board.entry(peer)[2] if here else 0) or self.process_of(peer)
         return process if process and not _is_running(process) else 0
 
     def late(self, peer: int, waited_seconds: float) -> None:
-        """Make the abort report where this replica waits for one that will not come.
+        """Make the abort report if this replica waits for one that will not come.
 
-        Called now and then while it waits.
-        peer  for whom; -1 where that is not known
+        Called repeatedly while it waits.
+
+        Args:
+            peer: The ordinal of that replica; -1 if it is not known.
         """
         self._report_deadlock()
         if waited_seconds >= PROBE_SECONDS:
@@ -316,14 +323,14 @@ class Communicator:
         absent = [r for r in board.ordinals() if not board.entry(r)[1]] or [peer]
         named = ", ".join(str(board.name(r)) for r in absent if r >= 0)
         board.fail(
-            f"{f'Replica(s) {named}' if named else 'A replica'} did not come within {limit} to the "
-            f"collective that replica {board.name(self.replica)} waits in:"
+            f"{f'Replica(s) {named}' if named else 'A replica'} did not enter within {limit} the "
+            f"collective in which replica {board.name(self.replica)} waits:"
         )
 
     def _report_deadlock(self) -> None:
         """Report where replicas have been waiting for each other, unchanged, for a while.
 
-        Each of them has said so after a long wait, and takes it back as soon as the wait is over.
+        Each of them notes its wait on the board after a while, and removes the note at the end.
         """
         board = self.board
         cycle, replica = [self.replica], board.waits_for(self.replica)
@@ -354,13 +361,18 @@ def _order_of(collective: Collective) -> tuple:
     return ("pair", *collective.pairs[0]) if collective.kind in ("send", "receive") else ()
 
 
+def _lane(members: tuple[int, ...], lane: int = 0) -> tuple:
+    """The order that all other exchanges of these members keep, posted or run."""
+    return (*members, "lane", lane)
+
+
 def tag_of(text: str) -> int:
     """A number for a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & TAG_MASK
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Whether gloo, or a store, says that another process has closed its connection, or is silent."""
+    """Return True if gloo, or a store, reports that a process closed its connection, or is silent."""
     of_gloo = re.search("gloo/(transport|rendezvous)", str(error)) is not None
     return of_gloo or isinstance(error, dist.DistError)
 
@@ -376,7 +388,7 @@ def _is_running(process: int) -> bool:
 
 
 def _is_zombie(process: int) -> bool:
-    """Whether the process has ended and only its parent has not looked yet."""
+    """Return True if the process has ended and only its parent has not looked yet."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"

@@ -1,10 +1,10 @@
 """Messages to replicas on other hosts, over point-to-point calls of torch.distributed.
 
-Those of one host use its shared memory as ever.  A message is a *frame*: a head with the caller's tag,
-the bytes and the message's number, and behind it what is sent, in one of two sizes; what is larger
-follows in a packet of its own.  A receive of the next small frame is always under way, since gloo sends
-nothing before the other side receives.  The last word of a packet is 1: whoever waits looks at it
-between naps, which leave the processor to gloo's own thread; only a long wait is given to a thread.
+Replicas of one host use its shared memory. A message is a *frame* in one of two sizes: a head with the
+caller's tag, the number of bytes and the message's number, and behind it the content. A larger content
+follows in a packet of its own. A receive of the next small frame is always under way, since gloo sends
+nothing before the other side receives. The last word of a packet is 1: the waiting thread looks at it
+between naps, which leave the processor to gloo's own thread. Only a long wait gets a thread of its own.
 
 Messages between hosts take Python and the GIL, so each one is counted as `collective.host_message`.
 """
@@ -29,11 +29,11 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.backends import shared_counters
-from ltc.debug import metrics
 from ltc.distributed.transport.collective_schedule import HOP_BYTES_OF_NETWORK, one_hop_bytes
-from ltc.distributed.transport.inter_host_choice import ENGINES, InterHostChoice
-from ltc.distributed.transport.shm_segment import NAP_SECONDS, PeerFailure, Region
+from ltc.distributed.transport.shm_segment import NAP_SECONDS, Region
 from ltc.distributed.transport.wire import LONG_SECONDS, Mismatch, Share, SharedMemoryWire
+from ltc.errors import PeerFailure
+from ltc.support.observation import metrics
 
 MESSAGE_BYTES = 512 << 10
 _FOR_EVER = timedelta(days=1)  # how long to wait is decided here, where a fault can be seen
@@ -52,9 +52,10 @@ _POLL_SECONDS = 0.2  # how often a waiting replica asks the store whether anothe
 class HostsWire:
     """A wire to every replica of a run: shared memory inside a host, torch.distributed between.
 
-    store     reached by every process; its keys are this wire's own
-    region    of the replicas of this host
-    local     this replica's number in the region; `per_host` replicas are on each host
+    Args:
+        store: Reached by every process; its keys are this wire's own.
+        region: The region of this host's replicas.
+        local: This replica's number in the region; `per_host` replicas are on each host.
     """
 
     def __init__(self, store, region: Region, local: int, host: int, hosts: int) -> None:
@@ -71,15 +72,13 @@ class HostsWire:
         self.inside.late = lambda peer, waited: self._waits(self._first + peer, waited)
         self._meet()
         self._group = self._connected("pairs", tuple(range(self.replicas)))
-        transport = config.value("LTC_TRANSPORT")
-        self.inter_host_choice = InterHostChoice(transport if transport in ENGINES else "")
         self._columns: dict[tuple[int, ...], Any] = {}
         self._sent, self._taken = Counter[int](), Counter[int]()  # messages, by the other replica
         self._coming: dict[tuple[int, int], tuple[_Packet, Any]] = {}  # by sender and kind of frame
         self._sending: deque[tuple[int, Any, _Packet]] = deque()  # (receiver, send, what is sent)
 
     def _meet(self) -> None:
-        """Wait for every replica: gloo, which connects them, could not say who is missing."""
+        """Wait for every replica: gloo, which connects them, could not name a missing one."""
         self.store.set(f"here/{self.replica}", socket.gethostname())
         # one word to look at, however many there are
         come, limit = self.store.add("come", 1), config.value("LTC_PEER_TIMEOUT")
@@ -96,13 +95,13 @@ class HostsWire:
         named = ", ".join(f"{r} (host {r // self.per_host})" for r in missing[:_MOST_NAMED])
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         return (
-            f"Replica(s) {named}{more} of {self.replicas} did not come within {limit:g} s "
-            f"(LTC_PEER_TIMEOUT) to where the hosts connect. Replica {self.replica}, on "
+            f"Replica(s) {named}{more} of {self.replicas} did not reach the meeting point of the hosts "
+            f"within {limit:g} s (LTC_PEER_TIMEOUT). Replica {self.replica}, on "
             f"{socket.gethostname()}, has waited for them."
         )
 
     def _connected(self, name: str, members: tuple[int, ...]) -> Any:
-        """A group of `members`, who are all about to make it."""
+        """Return a group of `members`, each of which is about to make it."""
         limit = config.value("LTC_PEER_TIMEOUT")
         group = self._blocking_calls.begin(
             lambda: dist.ProcessGroupGloo(
@@ -116,8 +115,8 @@ class HostsWire:
         failed = (
             f"Replica {self.replica}, on {socket.gethostname()}, could not connect with all of "
             f"{list(members[:_MOST_NAMED])} within {limit:g} s (LTC_PEER_TIMEOUT), though all have "
-            f"come: one has died since, or its host cannot be reached (scripts/cluster/hosts --check "
-            f"says)."
+            f"arrived: one has died since, or its host cannot be reached (scripts/cluster/hosts "
+            f"--check tests that)."
         )
         while not self._is_made(group, failed):
             self.region.raise_abort_report()
@@ -167,7 +166,7 @@ class HostsWire:
         self._sending.append((receiver, sending, packet))
 
     def finish(self) -> None:
-        """What is sent is a copy, which leaves by itself: wait only where there are many."""
+        """Wait only if many copies are being sent: a copy leaves by itself."""
         if sum(len(packet) for _, _, packet in self._sending) > _MOST_SENDING_BYTES:
             self._let_leave(_MOST_SENDING_BYTES // 2)
 
@@ -218,11 +217,11 @@ class HostsWire:
         return self._coming.pop((sender, self._kind_here(sender)))[0]
 
     def _kind_here(self, sender: int) -> Any:
-        """Of the frame with the next message, or None."""
+        """Return the kind of the frame that holds the next message, or None."""
         return next((kind for kind in _GLOO_TAGS if self._has_come(sender, kind)), None)
 
     def _has_come(self, sender: int, kind: int) -> bool:
-        """Whether the next message is here, in a frame of that kind."""
+        """Return True if the next message is here, in a frame of that kind."""
         packet, _ = self._coming.get((sender, kind), (None, None))
         if packet is None or not packet.is_complete():
             return False
@@ -250,10 +249,10 @@ class HostsWire:
         if self._is_inside(sender):
             self.inside.give_back(sender - self._first)
 
-    def sum_by_backend(self, members: tuple[int, ...], flat: torch.Tensor) -> None:
-        """Sum a tensor in place among members on different hosts, by the backend's all_reduce.
+    def sum_by_gloo(self, members: tuple[int, ...], flat: torch.Tensor) -> None:
+        """Sum a tensor in place among members on different hosts, by gloo's all_reduce.
 
-        The backend compares nothing: who calls has seen that all are about to do the same.
+        Gloo compares nothing: the caller has seen that all are about to do the same.
         """
         metrics.count("collective.backend_sum")
         position = members.index(self.replica)
@@ -272,7 +271,9 @@ class HostsWire:
             raise Mismatch(self._first + mismatch.peer, mismatch.found) from None
 
     def _await(self, work, peer: int, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a transfer of gloo is over, whose own wait no abort report could interrupt."""
+        """Wait until a transfer of gloo is over; an abort report could not interrupt gloo's own
+        wait.
+        """
         ended = self._blocking_calls.begin(work.wait)
         started = time.monotonic()
         while not is_over() and not _is_done(ended):
@@ -319,7 +320,7 @@ class _Packet:
         self._room(start, part).copy_(part)
 
     def read(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """What lies there, as a tensor of `like`'s size and dtype."""
+        """Return the content at `start`, as a tensor of `like`'s size and dtype."""
         return self._room(start, like)
 
     def _room(self, start: int, like: torch.Tensor) -> torch.Tensor:
@@ -327,12 +328,12 @@ class _Packet:
 
 
 def _content_tag(tag: int, nbytes: int) -> int:
-    """Another one for another message: who expects another must not get this one for it."""
+    """Return a tag that differs from message to message, so that a receiver takes only its own."""
     return _FIRST_TAG + hash((tag, nbytes)) % (1 << 30)
 
 
 def _kind_of(nbytes: int) -> int:
-    """Of the frame for a message: what is larger than any goes behind a small one."""
+    """Return the kind of the frame for a message; the largest messages go behind a small frame."""
     return _LARGE if _SMALL < nbytes <= _LARGE else _SMALL
 
 
@@ -348,7 +349,7 @@ class _All:
 
 
 def _is_quick(has_come: Callable[[], bool]) -> bool:
-    """Whether it comes so soon that no thread need wait for it."""
+    """Return True if it comes so soon that no thread need wait for it."""
     deadline = time.monotonic() + _QUICK_SECONDS
     while not has_come():
         if time.monotonic() > deadline:
@@ -358,7 +359,7 @@ def _is_quick(has_come: Callable[[], bool]) -> bool:
 
 
 def _is_done(future: Future) -> bool:
-    """Whether the call has ended, waiting for NAP_SECONDS at most; raises its error."""
+    """Return True if the call has ended, waiting for NAP_SECONDS at most; raise its error."""
     try:
         future.result(NAP_SECONDS)
     except NotYet:

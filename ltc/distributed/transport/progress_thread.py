@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -15,8 +16,14 @@ from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import posted_bytes
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
-from ltc.profiling import spans
+from ltc.support.observation import metrics, spans
 
+_LAUNCH = Collective("all_gather", agreed="of the names of programs")
+_DIFFERENT = (
+    "Replicas launch different programs, so their exchanges go over the host from here on. One replica "
+    "may read a value in the midst of a step, or compute with a number of its own: have all do so."
+)
+_log = logging.getLogger("ltc")
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
 # How exchanges outside this run's replicas are done: what stands before ":" in a collective's
@@ -28,8 +35,9 @@ CHANNELS: dict[str, Callable] = {}
 class _Exchange:
     """One exchange under way; `over` is held until it has ended.
 
-    begun   when, as time.monotonic_ns() counts
-    nbytes  of what this replica gives
+    Attributes:
+        begun: The time of its start, as time.monotonic_ns() counts.
+        nbytes: The size of this replica's operands.
     """
 
     __slots__ = (
@@ -47,7 +55,7 @@ class _Exchange:
 
 
 def _tell(exchange: _Exchange, number: int, began: int) -> None:
-    """Whoever profiles, of an exchange that a program waited for from `began` on."""
+    """Add to an open profile an exchange that a program waited for from `began` on."""
     timeline, collective = spans.timeline, exchange.collective
     if timeline is not None:
         args = {
@@ -67,7 +75,9 @@ class Progress:
     """
 
     def __init__(self, place: world.Rank, thread: str = "") -> None:
-        """`thread`: whose programs these are, where the replica has several."""
+        """Set up for one replica's programs; `thread` names their thread, if the replica has
+        several.
+        """
         self.place, self.thread = place, thread
         self._posted_bytes = posted_bytes(place.replicas)
         self._turn: threading.Lock | None = None  # of the session's, while a program exchanges
@@ -112,7 +122,7 @@ class Progress:
             self._posted = exchange
 
     def _settle_posted(self) -> None:
-        """Finish what is posted, which may wait for the other replicas."""
+        """Finish the posted exchange, which may wait for the other replicas."""
         posted, self._posted = self._posted, None
         if posted is not None:
             self._run(posted)
@@ -160,8 +170,25 @@ class Progress:
             args = {"kind": "one_shot_sum"}
             spans.timeline.add("collective", "wait for a sum", began, spans.now(), args)
 
+    def agree(self, name: bytes) -> bool:
+        """Return True if all replicas are about to launch the program of this name.
+
+        Once they were not, none asks again: programs that differ may exchange more or less often.
+        """
+        self._take_turn()
+        session = sessions.of(self.place)
+        if session.programs_agree:
+            own = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+            (names,) = session.programs.run(_LAUNCH, [own])
+            session.programs_agree = bool((names.view(-1, own.numel()) == own).all())
+            if not session.programs_agree:
+                metrics.count("ReplicasOverHost")
+                if session.ordinal == 0:
+                    _log.warning(_DIFFERENT)
+        return session.programs_agree
+
     def finish(self) -> None:
-        """Wait for the exchanges whose results nobody took; raises the first error."""
+        """Wait for the exchanges whose results were not taken; raise the first error."""
         for number in sorted(self._begun):
             self.wait(number)
         if self._reducer is not None:
@@ -227,7 +254,7 @@ class Progress:
 
 
 class ProgressRunner:
-    """What programs call: see ltc/backends/collective_runner.py."""
+    """The runner that programs call: see ltc/backends/collective_runner.py."""
 
     def __init__(self) -> None:
         self._of_place: dict[tuple[world.Rank, str], Progress] = {}
@@ -238,6 +265,12 @@ class ProgressRunner:
         progress = self._of_place.get(key)
         # another thread of the same place may have won the race
         return progress or self._of_place.setdefault(key, Progress(*key))
+
+    def place(self, replica: Progress) -> world.Rank:
+        return replica.place
+
+    def agree(self, replica: Progress, name: bytes) -> bool:
+        return replica.agree(name)
 
     def start(self, replica: Progress, collective: Collective, operands) -> int:
         return replica.start(collective, operands)

@@ -9,9 +9,11 @@ import os
 import threading
 import traceback
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ltc import config
@@ -24,14 +26,14 @@ from ltc.distributed.transport.bootstrap import (
     processes_per_host,
     store,
 )
+from ltc.distributed.transport.collective_schedule import HOP_BYTES, one_hop_bytes
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.inter_host import HostsWire
-from ltc.distributed.transport.shm_segment import PeerFailure, Region, SymmetricMemory
+from ltc.distributed.transport.shm_segment import LINE, Region, SymmetricMemory
 from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
-from ltc.distributed.transport.thread_wire import ThreadsWire
-from ltc.distributed.transport.wire import SharedMemoryWire
-from ltc.errors import NowhereToMeet
+from ltc.distributed.transport.wire import Mismatch, Share, SharedMemoryWire, Waiter
+from ltc.errors import NowhereToMeet, PeerFailure
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
 # would mix differently on every replica: each has a region of its own.
@@ -40,12 +42,13 @@ PROGRAMS, HOST = "programs", "host"
 
 
 class Session:
-    """One replica's two communicators: of the collectives in programs, and of those at once."""
+    """One replica's two communicators: for collectives in programs, and for those run at once."""
 
     def __init__(
         self, communicators: dict[str, Communicator], ordinal: int, memory: SymmetricMemory | None
     ) -> None:
         """`memory`: that the replicas share, where one host has them all."""
+        self.programs_agree = True  # of all replicas so far: see Progress.agree
         self.ordinal = ordinal
         self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
         self.replicas = self.host.replicas
@@ -122,6 +125,9 @@ class _Sessions:
                 del self.regions[key]
                 for name in [name for name in self.sessions if name[:2] == key]:
                     del self.sessions[name]
+            for name, session in self.sessions.items():
+                if name[:2] == key:
+                    session.programs_agree = True
             for region in self.regions.get(key, {}).values():
                 for replica in range(region.replicas):
                     region.say_returned(replica, False)
@@ -163,7 +169,7 @@ def known(place: world.Rank) -> Session | None:
 
 
 def name_of_run() -> str:
-    """What `world.name_of_run` says where there are several replicas."""
+    """Return the name of `world.name_of_run` if there are several replicas."""
     place = world.place()
     if place.processes == 1:
         return _sessions.name_of_threads(place.devices)
@@ -173,7 +179,7 @@ def name_of_run() -> str:
 
 
 def any_in_use() -> bool:
-    """Whether this process has exchanged anything with other replicas."""
+    """Return True if this process has exchanged anything with other replicas."""
     return bool(_sessions.sessions)
 
 
@@ -186,9 +192,9 @@ def flush() -> None:
 
 
 def abort_threads(error: BaseException) -> None:
-    """Have every replica that is a thread of this process, and waits for another, raise.
+    """Make every replica that is a thread of this process, and waits for another, raise.
 
-    The text of what is raised is the error's. For whoever runs the threads, when one has failed.
+    The raised text is the error's. For the runner of the threads, when one has failed.
     """
     _sessions.abort_threads("".join(traceback.format_exception_only(error)).strip())
 
@@ -196,7 +202,8 @@ def abort_threads(error: BaseException) -> None:
 def say_returned() -> None:
     """Tell the threads that wait for the calling one that it comes to no collective any more.
 
-    What it began is over by now. Who waits for a process hears of it from whoever started that.
+    Its exchanges are over by now. A replica that waits for a process hears of its end from the
+    launcher.
     """
     session = current() if world.place().processes == 1 else None
     if session is not None:
@@ -215,7 +222,7 @@ def forget() -> None:
 
 
 def _regions(place: world.Rank) -> dict[str, Region]:
-    """What the replicas of this host share."""
+    """Return the regions that the replicas of this host share."""
     if place.processes == 1:
         regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
         regions[PROGRAMS].one_shot_sums = SymmetricMemory.of_threads(place.replicas)
@@ -275,3 +282,74 @@ def _log_once(text: str) -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+
+
+# --- Messages between threads of one process: the receiver reads the sender's own memory ---------
+
+# Of a message that is copied: whatever takes one hop, as its result may be written where it lies.
+SMALL_BYTES = one_hop_bytes(2, HOP_BYTES)
+_ANY_BYTES = 1 << 40  # a message is never cut: nothing is copied on its way
+
+
+class ThreadsWire:
+    """A wire among the threads that share a region, which counts what they have sent and taken.
+
+    A small message is copied, so that its sender need not wait until it is taken.
+    """
+
+    hop_bytes = HOP_BYTES
+
+    def __init__(self, region: Region, replica: int) -> None:
+        self.region, self.replica, self.replicas = region, replica, region.replicas
+        self.message_bytes = _ANY_BYTES
+        self._waiter = Waiter(region, replica)
+        self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
+        self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
+        # counters and messages survive in the region: a wire made anew goes on where the old one was
+        self._sent = [region.words[mailbox // 8] for mailbox in self._out]
+        self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
+        self._to_be_read: set[int] = set()  # receivers that may still read memory of this replica
+
+    @property
+    def late(self):
+        return self._waiter.late
+
+    @late.setter
+    def late(self, late) -> None:
+        self._waiter.late = late
+
+    def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
+        is_small = flat.nbytes <= SMALL_BYTES
+        return Share(flat.clone() if is_small else flat, is_copy=is_small)
+
+    def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
+        mailbox = self._out[receiver]
+        if share is None or not share.is_copy:
+            if part.nbytes <= SMALL_BYTES:
+                part = part.clone()
+            else:
+                self._to_be_read.add(receiver)
+        self._messages(mailbox).append((tag, part))
+        self._sent[receiver] += 1
+        self.region.store(mailbox, self._sent[receiver])
+
+    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+        mailbox = self._in[sender]
+        self._received[sender] += 1
+        self._waiter.wait_at_least(mailbox, self._received[sender], sender)
+        found, part = self._messages(mailbox).popleft()
+        if found != tag or part.nbytes != like.nbytes:
+            raise Mismatch(sender, found)
+        return part.view(like.dtype)
+
+    def give_back(self, sender: int) -> None:
+        self.region.store(self._in[sender] + LINE, self._received[sender])
+
+    def finish(self) -> None:
+        for receiver in self._to_be_read:
+            taken = self._out[receiver] + LINE
+            self._waiter.wait_at_least(taken, self._sent[receiver], receiver)
+        self._to_be_read.clear()
+
+    def _messages(self, mailbox: int) -> deque:
+        return self.region.thread_messages.setdefault(mailbox, deque())

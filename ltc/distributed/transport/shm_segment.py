@@ -3,16 +3,17 @@
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
 - the abort report: a flag, a length, and the text that every replica raises once one has found a
   fault; between them a number that all have agreed upon
-- for each replica two counters, a cache line each: of the sums whose operands are there, and of
-  those of which it needs no operand any more
-- n board entries: how many collectives the replica has begun, whether it is inside one, its
-  process, whom it has been waiting for long, whether it has returned, and a line saying which
-- n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
-  line each), then SLOTS slots, each a cache line: the caller's tag, the message's bytes, and where
-  the message lies in its sender's part of the symmetric memory
+- for each replica two counters, a cache line each: of the sums with all operands written, and of the
+  sums of which it needs no operand any more
+- n board entries: the number of collectives that the replica has begun, a flag if it is inside one,
+  its process, the replica that it has been waiting for long, a flag if it has returned, and a line
+  that describes the collective
+- n * n mailboxes, first by receiver: the number of messages put in and the number taken out (a cache
+  line each), then SLOTS slots, each a cache line: the caller's tag, the message's bytes, and the
+  place of the message in its sender's part of the symmetric memory
 
 A counter is stored with a release after what it announces, and read with an acquire before: see
-ltc/llvm/native/shared_counters.py, and tests/models/shared_memory.py for what that is there for.
+ltc/llvm/native/shared_counters.py, and tests/models/shared_memory.py for the reason.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 import torch
 
 from ltc.backends import shared_counters
+from ltc.errors import PeerFailure
 from ltc.support.process.private_folder import reserve, shared_file
 
 LANES = 2  # regions of a run: of what programs exchange, and of what is exchanged at once
@@ -45,13 +47,6 @@ _MAILBOX_BYTES = (2 + SLOTS) * LINE
 NAP_SECONDS = 0.02  # a sleeper looks this often whether somebody has found a fault
 # Of a part of symmetric memory; all parts together take at most a share of what is free.
 MOST_PART_BYTES, LEAST_PART_BYTES, _SHARE_OF_FREE = 64 << 20, 1 << 20, 4
-
-
-class PeerFailure(RuntimeError):
-    """A collective that cannot end: replicas disagree, one is absent, or one has failed.
-
-    Every replica of the region raises the same text.
-    """
 
 
 def region_bytes(replicas: int) -> int:
@@ -70,8 +65,10 @@ def _first_mailbox(replicas: int) -> int:
 class SymmetricMemory:
     """A part for each replica of a host, one after the other: its owner writes, all of them read.
 
-    nbytes  of one part
-    file    the descriptor of what is mapped, or -1 where the replicas are threads of this process
+    Args:
+        nbytes: The size of one part.
+        file: The descriptor of the mapped file, or -1 where the replicas are threads of this
+            process.
     """
 
     def __init__(self, memory: mmap.mmap, nbytes: int, file: int = -1) -> None:
@@ -90,7 +87,7 @@ class SymmetricMemory:
 
     @classmethod
     def of_processes(cls, replicas: int, region: Region, path: str) -> SymmetricMemory:
-        """The memory in the file `path`, of a size that whoever comes first finds room for."""
+        """Map the memory in the file `path`, of a size that the first replica finds room for."""
         system = os.statvfs(os.path.dirname(path))
         free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
         nbytes = region.agreed(max(min(free, MOST_PART_BYTES) // mmap.PAGESIZE, 1)) * mmap.PAGESIZE
@@ -106,9 +103,10 @@ class SymmetricMemory:
 class Region:
     """The shared memory itself, as one replica or many of this process use it.
 
-    memory    a writable mapping of zeros, shared with the others
-    file      its descriptor, or -1 where the replicas are threads of this process
-    messages  where what is sent lies, in the sender's part
+    Attributes:
+        memory: A writable mapping of zeros, shared with the others.
+        file: Its descriptor, or -1 where the replicas are threads of this process.
+        messages: The memory of sent messages, in the sender's part.
     """
 
     def __init__(self, replicas: int, memory: mmap.mmap, file: int = -1) -> None:
@@ -131,7 +129,8 @@ class Region:
     def of_processes(cls, replicas: int, path: str) -> Region:
         """The region in the file `path`, made by whichever process comes first.
 
-        Raises LtcError where there is no room for it.
+        Raises:
+            LtcError: If there is no room for it.
         """
         size = _shared_bytes(replicas)
         file = shared_file(path, size)
@@ -154,7 +153,7 @@ class Region:
     # --- one-shot sums
 
     def published(self, replica: int) -> int:
-        """Offset of the counter of the one-shot sums whose operands a replica has written."""
+        """Return the offset of the counter of one-shot sums whose operands a replica has written."""
         entries = _REPORT_BYTES + self.replicas * _ENTRY_BYTES
         return entries + replica * _SUM_BYTES
 
@@ -163,7 +162,7 @@ class Region:
         return self.published(replica) + LINE
 
     def agreed(self, value: int) -> int:
-        """The number that whoever calls this first proposes; it is not 0."""
+        """Return the number that the first caller proposes; it is not 0."""
         with self._alone():
             if not self.words[_AGREED]:
                 self.words[_AGREED] = value
@@ -189,9 +188,10 @@ class Region:
         return count, bool(inside), process, text
 
     def waiting_word(self, replica: int) -> int:
-        """Index of the word saying for whom `replica` has been waiting long: 0, or 1 + ordinal.
+        """Return the index of the word that names the replica `replica` has long waited for.
 
-        Two words follow: the offset of the counter it looks at, and the value that it waits for.
+        The word is 0, or 1 + ordinal. Two words follow: the offset of the counter it looks at, and
+        the value that it waits for.
         """
         return (_REPORT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
 
@@ -202,9 +202,9 @@ class Region:
         self.store(8 * at, peer + 1)
 
     def waits_for(self, replica: int) -> int | None:
-        """Whom a replica has been waiting for so long that it said so.
+        """Return the replica for which this one has reported a long wait.
 
-        None where what it waits for is there: it has only had no processor since.
+        None if the awaited value has arrived: it has only had no processor since.
         """
         at = self.waiting_word(replica)
         word = self.load(8 * at)
@@ -236,7 +236,7 @@ class Region:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One replica at a time, of this process or another."""
+        """Hold the region for one replica at a time, of this process or another."""
         with self._lock:
             if self.file >= 0:
                 fcntl.lockf(self.file, fcntl.LOCK_EX)
@@ -255,18 +255,21 @@ class Region:
     # --- waiting
 
     def store(self, offset: int, value: int) -> None:
-        """Store a counter and wake whoever sleeps until it changes."""
+        """Store a counter and wake the waiters that sleep until it changes."""
         shared_counters.store(self.address + offset, value)
 
     def load(self, offset: int) -> int:
-        """A counter; what its writer wrote before is seen from now on."""
+        """Return a counter; its writer's earlier writes are visible from now on."""
         return shared_counters.load(self.address + offset)
 
     def wait_at_least(self, offset: int, value: int, who_is_late) -> None:
         """Block until the counter at `offset` has reached `value`; the GIL is free meanwhile.
 
-        who_is_late  called with the seconds waited so far, now and then; it may report
-        Raises PeerFailure as soon as there is an abort report.
+        Args:
+            who_is_late: Called repeatedly with the seconds waited so far; it may report.
+
+        Raises:
+            PeerFailure: Raised as soon as there is an abort report.
         """
         address = self.address + offset
         if shared_counters.load(address) >= value:

@@ -1,4 +1,4 @@
-"""What replicas say of themselves while they exchange, and the one report when that goes wrong."""
+"""The state that replicas report while they exchange, and the one report when that goes wrong."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _MAKER_SECONDS = 9.0  # how much longer the others wait for the report, on a bus
 class StatusBoard:
     """The board of one host: its region's entries, under the ordinals of the whole run.
 
-    replica  whose board it is
-    first    ordinal of the region's first replica
-    names    what reports call the replicas; () for their ordinals
+    Args:
+        replica: The replica that writes on this board.
+        first: Ordinal of the region's first replica.
+        names: The numbers of the replicas in reports; () for their ordinals.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class StatusBoard:
         self.region, self.replica, self.first, self.names = region, replica, first, names
 
     def name(self, replica: int) -> int:
-        """What reports call a replica."""
+        """Return the number of a replica in reports."""
         return self.names[replica] if self.names else replica
 
     def begin(self, count: int, text: bytes) -> None:
@@ -42,7 +43,7 @@ class StatusBoard:
         self.region.end(self.replica - self.first)
 
     def count(self) -> int:
-        """How many collectives this replica has begun, in this process or one before it."""
+        """Return how many collectives this replica has begun, in this process or one before it."""
         return self.region.entry(self.replica - self.first)[0]
 
     def is_here(self, replica: int) -> bool:
@@ -53,7 +54,9 @@ class StatusBoard:
         return self.region.entry(replica - self.first)
 
     def waits_for(self, replica: int) -> int | None:
-        """Whom a replica of this host has been waiting for long, where that is of this host too."""
+        """Return the peer that a replica of this host has long waited for, if that is of this host
+        too.
+        """
         peer = self.region.waits_for(replica - self.first)
         return None if peer is None else peer + self.first
 
@@ -62,7 +65,7 @@ class StatusBoard:
         self.region.say_returned(self.replica - self.first, True)
 
     def has_returned(self, replica: int) -> bool:
-        """Whether a replica of this host has said so."""
+        """Return True if a replica of this host has reported its return."""
         return self.region.has_returned(replica - self.first)
 
     def ordinals(self) -> range:
@@ -70,7 +73,7 @@ class StatusBoard:
         return range(self.first, self.first + self.region.replicas)
 
     def rows(self) -> str:
-        """One line for each replica of this host."""
+        """Return one line for each replica of this host."""
         found = []
         for replica in self.ordinals():
             count, inside, _, text = self.entry(replica)
@@ -80,11 +83,11 @@ class StatusBoard:
         return "\n".join(found)
 
     def fail(self, reason: str) -> None:
-        """Make the abort report: the reason and the table of all replicas, the same for everyone."""
+        """Make the abort report: the reason and the table of all replicas, the same on each replica."""
         self.region.fail(f"{reason}\n{HEAD}\n{self.rows()}")
 
     def ask(self) -> None:
-        """Learn of an abort report that another host has made."""
+        """Look for an abort report of another host."""
 
 
 class HostsStatusBoard(StatusBoard):
@@ -111,7 +114,7 @@ class HostsStatusBoard(StatusBoard):
     def _fail_everywhere(self, reason: str) -> None:
         self.store.set(f"rows/{self.host}", self.rows())
         me = f"{self.replica} {os.getpid()}"
-        # the first alarm counts: its maker gathers the rows, and everyone else waits for that
+        # the first alarm counts: its maker gathers the rows, and all others wait for that
         if self.store.compare_set("alarm", "", me).decode() == me:
             deadline = time.monotonic() + _ANSWER_SECONDS
             keys = [f"rows/{host}" for host in range(self.hosts) if host != self.host]
@@ -127,12 +130,14 @@ class HostsStatusBoard(StatusBoard):
         deadline = time.monotonic() + _ANSWER_SECONDS + _MAKER_SECONDS
         while not self.store.check(["abort report"]):
             if time.monotonic() > deadline:  # the maker has died meanwhile
-                raise RuntimeError("who gathers the rows of all hosts has ended")
+                raise RuntimeError("the process that gathers the rows of all hosts has ended")
             time.sleep(0.02)
         self.region.fail(self.store.get("abort report").decode())
 
     def ask(self) -> None:
-        with contextlib.suppress(RuntimeError):  # without a store nobody has anything to say
+        with contextlib.suppress(
+            RuntimeError
+        ):  # without a store there is no report of another host
             if self.region.failed or not self.store.check(["alarm"]):
                 return
             self.store.set(f"rows/{self.host}", self.rows())

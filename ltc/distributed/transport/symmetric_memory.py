@@ -34,9 +34,10 @@ _LINE = 64
 class _Slot:
     """The place of one kind of sum.
 
-    start  where it begins in every part
-    step   from one turn to the next, in bytes
-    used   by turn: the number of the sum that was there last
+    Attributes:
+        start: The offset of its first byte in every part.
+        step: The bytes from one turn to the next.
+        used: For each turn, the number of the latest sum there.
     """
 
     def __init__(self, start: int, step: int, turns: int) -> None:
@@ -47,7 +48,7 @@ class _Slot:
 
 
 class _PreparedSum:
-    """What is the same in every run of one sum of a program."""
+    """The facts of one sum of a program that are the same in every run."""
 
     __slots__ = ("slot", "members", "counters", "starts", "text", "name", "is_awaited")
 
@@ -99,12 +100,13 @@ class OneShotReducer:
     def slot_for(
         self, able: OneShotSums | None, groups: tuple, types: Sequence[TensorType], bucket: int
     ) -> int:
-        """The number of the slot for a sum of these types; -1 where it is to travel otherwise.
-
-        able    what the backend can add
-        bucket  of gradients, its number; -1 of other sums
+        """Return the number of the slot for a sum of these types; -1 if it needs another transport.
 
         All replicas ask for the same ones in the same order.
+
+        Args:
+            able: The sums that the backend can make.
+            bucket: The number of a bucket of gradients; -1 of other sums.
         """
         kind = (able, groups, bucket, *types)
         number = self._by_kind.get(kind)
@@ -117,12 +119,12 @@ class OneShotReducer:
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:
-        """Whether a recording has as many sums of a slot as a program may have."""
+        """Return True if a recording has as many sums of a slot as a program may have."""
         counted = self._in_recording[slot] if recording == self._recording else 0
         return counted >= self.slots[slot].turns // 2
 
     def count_recorded(self, slot: int, recording: Any) -> None:
-        """The recording has one more sum of that slot."""
+        """Count one more sum of that slot in the recording."""
         if recording != self._recording:
             self._recording = recording
             self._in_recording.clear()
@@ -146,7 +148,7 @@ class OneShotReducer:
     def begin(self, planned: Any) -> list[int]:
         """The frame's words for a program's sums: see llvm/ops/one_shot_sync.py.
 
-        Blocks where somebody still reads what lies where this program will write its operands.
+        Blocks while another replica still reads memory that this program will write operands to.
         """
         prepared = self._prepared.get(planned)
         if prepared is None:
@@ -167,7 +169,7 @@ class OneShotReducer:
         return words
 
     def _next_place(self, prepared: _PreparedSum) -> int:
-        """Where the operands of the next turn lie in every part, once nobody reads the last."""
+        """Return where the operands of the next turn lie in every part, once the last are read."""
         slot = prepared.slot
         if not slot.is_reserved:
             self.memory.reserve(self._start + slot.start, slot.turns * slot.step)
@@ -219,10 +221,10 @@ class OneShotReducer:
 
 
 def _can_add(able: OneShotSums, members: int, types: Sequence[TensorType]) -> bool:
-    """Whether a backend's programs add a sum of these types.
+    """Return True if a backend's programs add a sum of these types.
 
-    Of one member nothing is added: its operand, in memory that the next sum writes, would be what
-    the caller gets.
+    Of one member nothing is added: its operand, in memory that the next sum writes, would be the
+    caller's result.
     """
     fits = all(type.size and type.dtype in able.dtypes for type in types)
     return fits and 1 < members <= able.most_members

@@ -1,4 +1,4 @@
-"""How messages travel: what a schedule needs of a transport, and shared memory's."""
+"""Transports of messages: the interface that a schedule needs, and shared memory's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a deadlock sho
 class Mismatch(Exception):
     """A message carried another tag than the receiver expected.
 
-    peer, found  who sent it, and its tag
+    Args:
+        peer, found: The sender, and its tag.
     """
 
     def __init__(self, peer: int, found: int) -> None:
@@ -26,12 +27,13 @@ class Mismatch(Exception):
 
 
 class Share:
-    """A flat tensor that others read where it lies, as messages tell them.
+    """A flat tensor that other replicas read in place, as messages tell them.
 
-    flat     as they read it
-    is_copy  whether it is a copy, which nobody else writes to
-    read_by  receiver -> the latest message that tells it
-    is_open  whether more messages may
+    Attributes:
+        flat: The tensor that they read.
+        is_copy: True if it is a copy, which only this object writes to.
+        read_by: Receiver -> the latest message about it.
+        is_open: True if more messages about it may follow.
     """
 
     __slots__ = ("flat", "is_copy", "read_by", "is_open")
@@ -41,18 +43,19 @@ class Share:
         self.read_by: dict[int, int] = {}
 
     def end(self) -> None:
-        """No message tells of it from now on: once those sent are taken, the memory is used anew."""
+        """End the messages about it: once the sent ones are taken, the memory is reused."""
         self.is_open = False
 
 
 class Wire(Protocol):
     """One replica's way to all others.  Messages from one to another arrive in order.
 
-    replica, replicas   its number, and how many there are
-    message_bytes       the largest message; one for each replica may be shared at once, and as
-                        many again while the others read those
-    hop_bytes           that go over it in the time that a message takes to arrive
-    late                called with whom it has waited for, and how long, in seconds
+    Attributes:
+        replica, replicas: Its number, and the number of replicas.
+        message_bytes: The largest message; one for each replica may be shared at once, and as many
+            again while the others read those.
+        hop_bytes: The bytes that it carries in the time that a message takes to arrive.
+        late: Called with the replica that it has waited for, and the seconds of the wait.
     """
 
     replica: int
@@ -62,12 +65,13 @@ class Wire(Protocol):
     late: Callable[[int, float], None]
 
     def share(self, flat: torch.Tensor, copies: bool = True) -> Share:
-        """Have a contiguous 1-D tensor lie where others can read it: a copy, or the tensor itself.
+        """Make a contiguous 1-D tensor readable for other replicas: a copy, or the tensor itself.
 
-        copies  whether a copy has its values from the beginning
+        The tensor itself must not change until `finish` returns. A part may change earlier, once its
+        receiver has answered with a message made from it.
 
-        The tensor itself has to stay as it is until `finish` returns, but for what those who are
-        sent a part of it have answered with a message made from that.
+        Args:
+            copies: True if a copy has its values from the beginning.
         """
 
     def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
@@ -80,14 +84,16 @@ class Wire(Protocol):
         """
 
     def give_back(self, sender: int) -> None:
-        """The message that was taken from there is not needed any more."""
+        """Release the message that was taken from `sender`."""
 
     def finish(self) -> None:
-        """Return when nobody needs the memory of what was sent any more."""
+        """Return when no replica needs the memory of sent messages any more."""
 
 
 class Waiter:
-    """How one replica waits for a counter of its region, and tells whom it has long waited for."""
+    """The wait of one replica for a counter of its region; it reports for which replica it waits
+    long.
+    """
 
     def __init__(self, region: Region, replica: int) -> None:
         self.region, self.replica = region, replica
@@ -118,9 +124,10 @@ class _Part:
         self._used: list[tuple[int, int, Share]] = []  # (start, stop, share), the oldest first
 
     def place(self, nbytes: int, share: Share, wait: Callable[[Share], None]) -> int:
-        """Where the share may lie from now on, as an offset in the part.
+        """Return an offset in the part where the share may lie from now on.
 
-        wait  blocks until a share that is not open has been taken by all
+        Args:
+            wait: Blocks until a share that is not open has been taken by all.
         """
         nbytes = -(-max(nbytes, 1) // LINE) * LINE
         while True:
@@ -139,7 +146,7 @@ class _Part:
         return not share.is_open and all(self.has_taken(*one) for one in share.read_by.items())
 
     def _gap(self, nbytes: int) -> int:
-        """The first place between what is used: memory that was used lately is in the caches."""
+        """Return the first free place: memory that was used lately is in the caches."""
         place = 0
         for start, stop in sorted(one[:2] for one in self._used):
             if place + nbytes <= start:
@@ -173,7 +180,7 @@ class SharedMemoryWire:
 
     @property
     def late(self) -> Callable[[int, float], None]:
-        """Called with whom this replica waits for, and how long it has."""
+        """Return the callback that gets the awaited replica and the seconds waited."""
         return self._waiter.late
 
     @late.setter
@@ -218,7 +225,7 @@ class SharedMemoryWire:
         self.region.store(self._in[sender] + LINE, self._received[sender])
 
     def finish(self) -> None:
-        """What is sent is a copy."""
+        """Do nothing: every message is a copy."""
 
     def _has_taken(self, receiver: int, number: int) -> bool:
         return self.region.load(self._out[receiver] + LINE) >= number

@@ -30,7 +30,7 @@ OPERANDS = {
 
 
 def can_attend(node: Node, isa: Isa, dtypes: frozenset[torch.dtype]) -> bool:
-    """Whether kernels are generated for the node."""
+    """Return True if kernels are generated for the node."""
     if any(n.size == 0 or 0 in n.shape for n in node.inputs):
         return False
     if node.inputs[0].dtype not in dtypes:
@@ -49,7 +49,8 @@ def attention_codes(
 ) -> list[KernelCode]:
     """The kernels that compute an attention or its gradient, in order.
 
-    scratch  (name, bytes) -> the buffer of that memory
+    Args:
+        scratch: (name, bytes) -> the buffer of that memory.
     """
     node = product.node
     operands = dict(zip(_names(node), product.operands, strict=True))
@@ -107,7 +108,7 @@ def _attention(node: Node, operands: dict[str, Access]) -> Attention:
 
 
 def _matrix(access: Access | None, node: Node) -> Matrix:
-    """Where an operand's matrices lie; contiguous ones where no one says."""
+    """Return where an operand's matrices lie; contiguous ones without an access."""
     if access is None:
         *batch, row, column = strides_of(node.shape)
     else:
@@ -116,7 +117,7 @@ def _matrix(access: Access | None, node: Node) -> Matrix:
 
 
 def _ordered(type: TensorType, order: tuple[int, ...]) -> Matrix:
-    """Where a result lies whose dimensions stand in memory in `order`."""
+    """Return where a result lies whose dimensions stand in memory in `order`."""
     strides = dict(zip(order, strides_of(type.shape), strict=True))
     *batch, row, column = (strides[d] for d in range(len(order)))
     return Matrix(row, column, tuple(batch))

@@ -1,4 +1,4 @@
-"""What kernels of attention share: the extents and places of operands, scores, masks, dropout."""
+"""The common parts of attention kernels: extents and places of operands, scores, masks, dropout."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ KEEP_BITS = 24  # of the uniform number that decides whether a weight is dropped
 class Attention:
     """One attention: extents, where operands lie, and what is done to scores.
 
-    batch    extents of the dimensions that number the matrices
-    queries, keys, extent, width  L, S, E, V: query [L, E], key [S, E], value [S, V]
-    bias     where the bias [L, S] lies, or None; is_mask says that it is bool
-    causal   whether query i reads keys 0 to i alone
-    dropped  whether weights are dropped
-    safe     whether a row of which no score counts gives 0, not NaN
+    Attributes:
+        batch: Extents of the dimensions that number the matrices.
+        queries, keys, extent, width: L, S, E, V: query [L, E], key [S, E], value [S, V].
+        bias: The place of the bias [L, S], or None; is_mask is True if it is bool.
+        causal: True if query i reads keys 0 to i alone.
+        dropped: True if weights are dropped.
+        safe: True if a row of which no score counts gives 0, not NaN.
     """
 
     dtype: torch.dtype
@@ -88,7 +89,7 @@ class Scores:
     # --- memory and numbers of one call
 
     def prepare(self) -> None:
-        """What every item uses: scratch memory, and the numbers."""
+        """Prepare scratch memory, and the numbers, for every item."""
         a = self.a
         self.query_tile = self.reserved(self.padded(a.extent) * self.block)
         self.score_tile = self.reserved(self.tile * self.block)
@@ -279,7 +280,7 @@ class Scores:
         return v.select(seen, value, -numbers.inf)
 
     def spot(self, row: Index, j: int) -> Index:
-        """Where a vector of a tile of keys by queries lies."""
+        """Return where a vector of a tile of keys by queries lies."""
         return row * self.block + j * self.v.width
 
     def exp(self, x: str) -> str:
@@ -300,14 +301,15 @@ class Scores:
 
     @property
     def _begins_blocks(self) -> bool:
-        """Whether each fourth key is the first of a block of random bits, in every row."""
+        """Return True if each fourth key is the first of a block of random bits, in every row."""
         return not isinstance(self.a.keys, Extent) and self.a.keys % DRAWN_TOGETHER == 0
 
     def kept(self, key: Index, count: int) -> list[list[str]]:
-        """What the weights of keys from `key` on are multiplied by, for each of them by vectors.
+        """Return the factors of the weights of keys from `key` on, for each of them by vectors.
 
-        key    of several, a multiple of DRAWN_TOGETHER
-        count  at most DRAWN_TOGETHER
+        Args:
+            key: The first key; if count > 1, a multiple of DRAWN_TOGETHER.
+            count: Number of keys, at most DRAWN_TOGETHER.
         """
         v, b, words = self.v, self.b, f"<{self.v.width} x i64>"
         by_vector = []

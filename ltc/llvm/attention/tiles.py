@@ -25,10 +25,11 @@ from ltc.support.sizes.extent import Extent
 class Rows:
     """Rows of numbers in memory.
 
-    pointer  to the first
-    row      elements from one row to the next
-    column   elements from one column to the next
-    stored   whether the elements are as the tensor holds them, not as they are computed
+    Attributes:
+        pointer: To the first.
+        row: Elements from one row to the next.
+        column: Elements from one column to the next.
+        stored: True if the elements are as the tensor holds them, not as they are computed.
     """
 
     pointer: str
@@ -46,7 +47,7 @@ class Tiles:
         self.many = isa.registers >= 32
 
     def rows_for(self, vectors: int) -> int:
-        """How many rows of so many vectors are summed at once."""
+        """Return how many rows of so many vectors are summed at once."""
         if self.many:
             return 8 if vectors <= 3 else 4
         return 4 if vectors <= 2 else 2
@@ -98,7 +99,8 @@ class Tiles:
     ) -> list[str]:
         """`sums`, rows x vectors, plus left[r, d] * right[d] for d up to `depth`.
 
-        masks  of the vectors of the right operand's rows
+        Args:
+            masks: The masks of the vectors of the right operand's rows.
         """
         v, b = self.v, self.b
 
@@ -124,10 +126,11 @@ class Tiles:
         carried: list[tuple[str, str]],
         body: Callable[[Index, int, list[str]], list[str]],
     ) -> list[str]:
-        """body(first row, rows, carried) for `count` rows, `rows` at a time.
+        """Write body(first row, rows, carried) for `count` rows, `rows` at a time.
 
-        rest  how many are left at the end where `count` is no multiple of `rows`; 0: it always is.
-              Where it may be any number, they are done one by one
+        Args:
+            rest: Number of rows left at the end; 0: `count` is a multiple of `rows`. If it may be any
+            number, they are done one by one.
         """
         b = self.b
         types = [type for type, _ in carried]
@@ -215,8 +218,9 @@ class Tiles:
     ) -> None:
         """The other way, between buffers: row q of `target` becomes column q of `source`.
 
-        target  [vectors of lanes, columns up to a whole vector]
-        finish  (vector, which of a row's vectors) -> what is stored
+        Args:
+            target: [vectors of lanes, columns up to a whole vector].
+            finish: (vector, which of a row's vectors) -> what is stored.
         """
         v, b, w = self.v, self.b, self.v.width
         pitch, padded = vectors * w, -(-columns // w) * w

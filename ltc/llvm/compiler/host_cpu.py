@@ -1,4 +1,5 @@
-"""What LLVM says of this machine, kept on disk: a process whose kernels are compiled asks no LLVM.
+"""LLVM's facts about this machine, kept on disk: a process whose kernels are compiled needs no
+LLVM.
 
 Importing LLVM takes 40 to 90 ms, and makes eight thousand objects that Python's collector counts.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ltc import config
+from ltc.errors import Unsupported
 from ltc.support.disk_cache import disk_cache
 from ltc.support.version import VERSION
 
@@ -27,11 +29,13 @@ _TELLING = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags
 
 @dataclasses.dataclass(frozen=True)
 class HostCpu:
-    """
-    triple    the kind of system
-    cpu       the processor's name, "" where LLVM does not know it
-    features  its instructions: +avx2,-avx512f
-    llvm      the version of LLVM
+    """The kind of system, and LLVM's facts about its processor.
+
+    Attributes:
+        triple: The kind of system.
+        cpu: The processor's name, "" where LLVM does not know it.
+        features: Its instructions: +avx2,-avx512f.
+        llvm: The version of LLVM.
     """
 
     triple: str
@@ -41,7 +45,7 @@ class HostCpu:
 
 
 def known_host(ask: Callable[[], HostCpu]) -> HostCpu:
-    """What is on disk of this machine and this LLVM, else what `ask` gives."""
+    """Return the facts on disk of this machine and this LLVM, else the result of `ask`."""
     name, disk = _name(), disk_cache()
     if name is None or disk is None:
         return ask()
@@ -54,7 +58,7 @@ def known_host(ask: Callable[[], HostCpu]) -> HostCpu:
 
 
 def is_known() -> bool:
-    """Whether `known_host` has no need to ask, or always has."""
+    """Return True if `known_host` has no need to ask, or always has."""
     name, disk = _name(), disk_cache()
     return name is None or (disk is not None and disk.read(name) is not None)
 
@@ -80,7 +84,7 @@ def _processor() -> list[str]:
 
 @functools.cache
 def _llvm_library() -> list[str]:
-    """Which files llvmlite consists of, without importing it."""
+    """Return the files of llvmlite, without importing it."""
     package = importlib.util.find_spec("llvmlite")
     if package is None or package.origin is None:
         raise ImportError("llvmlite")
@@ -91,3 +95,34 @@ def _llvm_library() -> list[str]:
                 status = entry.stat()
                 seen.append(f"{entry.path} {status.st_size} {status.st_mtime_ns}")
     return sorted(seen)
+
+
+# --- LTC_ISA: fewer instructions than this processor has, as a smaller one would be given --------
+
+# Kernels for other processors are tested so, and machines that share a cache of kernels can agree
+# on what all of them have. The levels are those of the System V ABI, AMD64 supplement, 3.1.1.
+
+_V2 = (
+    "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "cx16", "crc32", "popcnt", "sahf", "sse3", "ssse3",
+    "sse4.1", "sse4.2",
+)  # fmt: skip
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+_LEVELS = {"sse4": ("x86-64-v2", _V2), "avx2": ("x86-64-v3", _V3)}  # LLVM's names
+
+
+def allowed(cpu: str, features: str) -> tuple[str, str]:
+    """(processor, features) that LLVM is told of, where it says these of the machine.
+
+    Raises Unsupported where the machine lacks what LTC_ISA asks for.
+    """
+    wanted = config.value("LTC_ISA")
+    if wanted == "native":
+        return cpu, features
+    level, names = _LEVELS[wanted]
+    there = features.split(",")
+    if platform.machine() != "x86_64" or not all(f"+{name}" in there for name in names):
+        raise Unsupported(
+            f"LTC_ISA={wanted} needs instructions that this processor lacks ({level}). Unset it: "
+            f"ltc then uses this processor's."
+        )
+    return level, ",".join(f"+{name}" for name in names)

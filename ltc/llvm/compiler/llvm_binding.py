@@ -16,14 +16,13 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ltc.debug import metrics
 from ltc.errors import BackendMissing, Unsupported
 from ltc.llvm.compiler import host_cpu, object_loader, symbols
-from ltc.llvm.compiler.host_cpu import HostCpu, known_host
-from ltc.llvm.compiler.instruction_sets import allowed
+from ltc.llvm.compiler.host_cpu import HostCpu, allowed, known_host
 from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
 from ltc.llvm.compiler.public_compiler import PublicCompiler, parsed
 from ltc.support.disk_cache import disk_cache
+from ltc.support.observation import metrics
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.version import VERSION
 
@@ -39,7 +38,7 @@ def _binding() -> ModuleType:
         import llvmlite.binding  # noqa: PLC0415
     except ImportError as error:
         raise BackendMissing(
-            f"The backend 'llvm' compiles with the package llvmlite, which Python can not import "
+            f"The backend 'llvm' compiles with the package llvmlite, which Python cannot import "
             f"here: {error}. Install it (pip install llvmlite), or set LTC_BACKEND=eager."
         ) from error
     return llvmlite.binding
@@ -47,13 +46,13 @@ def _binding() -> ModuleType:
 
 @functools.cache
 def _has_private_names() -> bool:
-    """Whether kernels can be compiled side by side; said once where they cannot."""
+    """Return True if kernels can be compiled side by side; warn once if they cannot."""
     try:
         functions_of(_binding())
     except Unsupported as error:
         _log.warning(
-            "kernels are compiled one after the other, which makes first steps slower: ltc does "
-            "not know the inside of llvmlite %s (%s). Use one of the versions that ltc asks for.",
+            "kernels are compiled one at a time, which makes first steps slower: ltc does not know "
+            "the internals of llvmlite %s (%s). Install one of the versions that ltc requires.",
             _llvmlite_version(),
             error,
         )
@@ -69,7 +68,7 @@ def _llvmlite_version() -> str:
 
 
 class _Compiler:
-    """What a process compiles with, and loads where no other way is known; made when first wanted."""
+    """The compiler of a process, and its loader where no other is known; made when first wanted."""
 
     def __init__(self) -> None:
         llvm = _binding()
@@ -81,7 +80,7 @@ class _Compiler:
             self.machine = self._machine()
         except RuntimeError as error:
             raise BackendMissing(
-                f"LLVM can not make code for {self.triple}, processor {self.cpu or 'unknown'}: "
+                f"LLVM cannot make code for {self.triple}, processor {self.cpu or 'unknown'}: "
                 f"{error}. Set LTC_BACKEND=eager."
             ) from error
         self._emitter = self.emitter()
@@ -89,7 +88,7 @@ class _Compiler:
         self.numbers = itertools.count()
 
     def emitter(self) -> ObjectCompiler | PublicCompiler:
-        """What compiles in one thread, beside others where this llvmlite lets it."""
+        """Return a compiler for one thread, beside others if this llvmlite allows it."""
         kind = ObjectCompiler if _has_private_names() else PublicCompiler
         return kind(_binding(), self.triple, self._machine())
 
@@ -149,18 +148,18 @@ def compiler() -> _Compiler:
 
 
 def emitter() -> ObjectCompiler | PublicCompiler:
-    """What compiles kernels in the calling thread."""
+    """Return the compiler of kernels in the calling thread."""
     return compiler().emitter()
 
 
 @functools.cache
 def host() -> HostCpu:
-    """What LLVM says of this machine."""
+    """Return LLVM's facts about this machine."""
     return known_host(_asked)
 
 
 def may_have_compiled() -> bool:
-    """Whether some process may have compiled on this machine, as far as a quick look tells.
+    """Return True if some process may have compiled on this machine, by a quick look.
 
     Where none has, there is no need to import LLVM before something is compiled.
     """
@@ -174,7 +173,7 @@ def _asked() -> HostCpu:
 
 
 def name_of(text: str) -> str:
-    """Of the object code: equal where nothing differs that it depends on."""
+    """Return a name for the object code: equal if nothing that it depends on differs."""
     settings = (VERSION, *dataclasses.astuple(host()), str(OPTIMIZATION))
     return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
 
@@ -213,9 +212,10 @@ def _require_object(code: bytes) -> None:
 def object_code(name: str, text: str, names: Sequence[str]) -> MachineCode:
     """The machine code of a module in LLVM's text form; kept on disk under `name`.
 
-    names  of its functions
-
     Raises InvalidGraph with LLVM's message where the text is wrong.
+
+    Args:
+        names: The names of its functions.
     """
     disk = disk_cache()
     found = disk.read_as(name, lambda code: machine_code(code, *names)) if disk else None
@@ -231,7 +231,8 @@ def object_code(name: str, text: str, names: Sequence[str]) -> MachineCode:
 def link(objects: Sequence[MachineCode], names: Sequence[str]) -> Library:
     """Load machine code; the functions to be called are named.
 
-    Raises CodeRefused where the system lets no memory become code.
+    Raises:
+        CodeRefused: If the system lets no memory become code.
     """
     parsed = [found for _, found in objects if found is not None]
     if len(parsed) == len(objects):
@@ -255,21 +256,16 @@ def marked(text: str, names: Sequence[str]) -> str:
     return f"; {' '.join(names)}\n{text}"
 
 
-def kept_code(text: str, *names: str) -> MachineCode:
-    """The machine code of functions that a module defines; from now on it is on disk.
+def compile_kernels(text: str, *names: str) -> dict[str, int]:
+    """Return the addresses of functions that a module defines: valid as long as the process lives.
 
-    Raises InvalidGraph with LLVM's message where the text is wrong.
+    Their machine code is on disk from then on.
+
+    Raises:
+        InvalidGraph: The text is wrong; the error has LLVM's message.
     """
     text = marked(text, names)
-    return object_code(name_of(text), text, names)
-
-
-def compile_kernels(text: str, *names: str) -> dict[str, int]:
-    """The addresses of functions that a module defines: valid as long as the process lives.
-
-    Raises InvalidGraph with LLVM's message where the text is wrong.
-    """
-    library = link([kept_code(text, *names)], names)
+    library = link([object_code(name_of(text), text, names)], names)
     _kept.append(library)
     return library.addresses
 
@@ -281,5 +277,5 @@ def assembly(text: str) -> str:
 
 
 def has_feature(name: str) -> bool:
-    """Whether kernels may use instructions of that set, as LLVM calls it: avx512f."""
+    """Return True if kernels may use instructions of that set, as LLVM calls it: avx512f."""
     return f"+{name}" in host().features.split(",")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ltc.debug import metrics
 from ltc.errors import InvalidGraph, Unsupported
+from ltc.support.observation import metrics
 
 # By name, without LLVMPY_ in front: how many arguments it takes.
 _LONG = {
@@ -36,10 +36,12 @@ class ObjectCompiler:
     """Compiles one text at a time."""
 
     def __init__(self, llvm: ModuleType, triple: str, machine: Any):
-        """
-        llvm     llvmlite.binding
-        triple   the kind of system
-        machine  what makes code; nobody else uses it
+        """Prepare a compiler.
+
+        Args:
+            llvm: llvmlite.binding.
+            triple: The kind of system.
+            machine: The maker of code, which has no other user.
         """
         self._call, self._machine = functions_of(llvm), machine
         self._triple, self._layout = triple.encode(), str(machine.target_data).encode()
@@ -82,7 +84,9 @@ class ObjectCompiler:
             call["DisposeMemoryBuffer"](buffer)
 
     def _checked(self, name: str, *arguments: Any, fails: Callable[[Any], bool] = lambda x: not x):
-        """What a function gives that may leave a message; raises RuntimeError where it failed."""
+        """Call a function that may leave a message; return its result, or raise RuntimeError if it
+        failed.
+        """
         message = ctypes.c_char_p()
         try:
             result = self._call[name](*arguments, ctypes.byref(message))
@@ -104,7 +108,7 @@ def functions_of(llvm: ModuleType) -> dict[str, Callable]:
         known = llvm.ffi.lib
         free, holding = ctypes.CDLL(known._name), ctypes.PyDLL(known._name)
     except AttributeError as error:
-        raise Unsupported(f"llvmlite does not tell where its library is: {error}") from error
+        raise Unsupported(f"the library of llvmlite cannot be found: {error}") from error
     found = {}
     for arguments, library in ((_LONG, free), (_SHORT, holding)):
         for name, count in arguments.items():

@@ -36,8 +36,9 @@ _GOT64, _GOTPC64 = 27, 29  # G + A - GOT; GOT + A - P
 class Code(NamedTuple):
     """Functions in memory.
 
-    memory     what keeps them there
-    addresses  of those that were named
+    Attributes:
+        memory: The memory that holds them.
+        addresses: The addresses of the named ones.
     """
 
     memory: Memory
@@ -47,11 +48,13 @@ class Code(NamedTuple):
 def load(
     parts: Sequence[Object], names: Sequence[str], address_of: Callable[[str], int | None]
 ) -> Code:
-    """The functions of these names, ready to be called.
+    """Load the functions of these names, ready to be called.
 
-    address_of  where a function is that no object defines
+    Raises Unsupported for a function that is in no library, CodeRefused if the system forbids
+    executable memory.
 
-    Raises Unsupported where it is nowhere, CodeRefused where the system lets no memory become code.
+    Args:
+        address_of: Gives the address of a function that no object defines.
     """
     layout = _Layout(parts)
     memory = Memory(layout.nbytes)
@@ -64,8 +67,8 @@ def load(
 
 
 class Memory:
-    """Pages that hold code, given back when nobody holds this; not at the end of the process,
-    when a thread may still run in them."""
+    """Pages that hold code, freed with this object, but not at the end of the process, when a thread
+    may still run in them."""
 
     def __init__(self, nbytes: int):
         self._nbytes = nbytes
@@ -77,15 +80,15 @@ class Memory:
         release.atexit = False
 
     def fill(self, image: bytearray, writable: int) -> None:
-        """From `writable` on it is data; what is before runs and changes no more."""
+        """Fill the pages; the bytes before `writable` become code and read-only, the rest is data."""
         source = (ctypes.c_char * len(image)).from_buffer(image)
         ctypes.memmove(self.address, source, len(image))
         if _libc().mprotect(self.address, writable, mmap.PROT_READ | mmap.PROT_EXEC) != 0:
-            raise CodeRefused("The system lets no memory become code.")
+            raise CodeRefused("The system forbids executable memory.")
 
 
 def is_code_allowed() -> bool:
-    """Whether the system lets memory become code: hardened ones may not."""
+    """Return True if the system lets memory become code: hardened ones may not."""
     try:
         Memory(mmap.PAGESIZE).fill(bytearray(mmap.PAGESIZE), mmap.PAGESIZE)
     except CodeRefused:
@@ -140,7 +143,7 @@ class Object:
     def __init__(self, code: bytes):
         header = _HEADER.unpack(code[: _HEADER.size].ljust(_HEADER.size, b"\0"))
         if not header[0].startswith(_LITTLE_64) or header[2] != _X86_64:
-            raise UnknownObject("Machine code of another kind of processor.")
+            raise UnknownObject("The machine code is for another kind of processor.")
         self._code = code
         start, count = header[6], header[12]
         self.sections = [
@@ -157,7 +160,7 @@ class Object:
         self.table = 0
 
     def names(self) -> set[str]:
-        """Of what others may call."""
+        """Return the names of the functions that others may call."""
         symbols = [s for s in self._symbols if self._is_here(s) and s.info >> 4 == _GLOBAL]
         return {self._name(symbol) for symbol in symbols}
 
@@ -205,7 +208,9 @@ class Object:
                 kind, symbol = info & 0xFFFFFFFF, info >> 32
                 is_here = self._is_here(self._symbols[symbol])
                 if kind not in (_GOT64, _GOTPC64, *([_PC64, _GOTOFF64] if is_here else [])):
-                    raise Unsupported(f"A relocation of kind {kind}.")
+                    raise Unsupported(
+                        f"The machine code has a relocation of the unknown kind {kind}."
+                    )
                 yield section.info, offset, kind, symbol, added
 
     def _numbered_words(self) -> dict[int, int]:
@@ -230,15 +235,16 @@ class Object:
 
     def _bytes(self, section: _Section) -> bytes:
         if section.offset + section.size > len(self._code):
-            raise ValueError("An object that ends before one of its sections.")
+            raise ValueError("The object ends before one of its sections.")
         return self._code[section.offset : section.offset + section.size]
 
 
 class _Layout:
     """Places for the parts of objects: code, constants and tables, then what is written to.
 
-    nbytes    of all
-    writable  where the latter begins
+    Attributes:
+        nbytes: The size of all.
+        writable: The place where written parts begin.
     """
 
     def __init__(self, parts: Sequence[Object]):

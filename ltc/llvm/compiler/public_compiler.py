@@ -6,18 +6,20 @@ import time
 from types import ModuleType
 from typing import Any
 
-from ltc.debug import metrics
 from ltc.errors import InvalidGraph
+from ltc.support.observation import metrics
 
 
 class PublicCompiler:
     """Compiles as `ObjectCompiler` of llvm_private.py does, whose place it takes."""
 
     def __init__(self, llvm: ModuleType, triple: str, machine: Any):
-        """
-        llvm     llvmlite.binding
-        triple   the kind of system
-        machine  what makes code; nobody else uses it
+        """Prepare a compiler.
+
+        Args:
+            llvm: llvmlite.binding.
+            triple: The kind of system.
+            machine: The maker of code, which has no other user.
         """
         self._llvm, self._triple, self._machine = llvm, triple, machine
 

@@ -1,4 +1,4 @@
-"""Where the functions of libraries are that kernels call."""
+"""The addresses of library functions that kernels call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How positions of a result and positions of an operand meet through a sliding window.
+"""The positions of a result and of an operand that meet through a sliding window.
 
 Every convolution, and the gradient of its input, is the same sum over channels and taps; they
-differ in the axes below.  Spatial axes are always three: depth, height, width; missing ones are 1.
+differ in the axes below. Spatial axes are always three: depth, height, width; missing ones are 1.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ Axes = tuple["Axis", "Axis", "Axis"]
 class Axis:
     """One spatial axis: position `o` and tap `t` meet operand element o*stride + first + t*step.
 
-    extent   of the operand; elements outside it count as zero
-    count    positions o that are computed
-    taps     how many
-    kernel   (first, step) of the kernel element that each tap reads
-    place    (first, step) of the result element that each position is
-    result   extent of the result
+    Attributes:
+        extent: The operand's extent; elements outside it count as zero.
+        count: Positions o that are computed.
+        taps: Number of taps.
+        kernel: (first, step) of the kernel element that each tap reads.
+        place: (first, step) of the result element that each position is.
+        result: Extent of the result.
     """
 
     extent: int
@@ -43,7 +44,7 @@ class Axis:
 
     @property
     def is_always_inside(self) -> bool:
-        """Whether no position meets anything outside the operand; the axis ascends."""
+        """Return True if no position meets anything outside the operand; the axis ascends."""
         last = (self.count - 1) * self.stride + self.first + max(0, self.taps - 1) * self.step
         return self.first >= 0 and last < self.extent
 

@@ -11,7 +11,8 @@ from ltc.llvm.emit.vectors import GeneratedKernel
 class KernelSequence:
     """Kernels that run one after the other.
 
-    scratch  bytes of the arguments that are neither operand nor result, by their name
+    Attributes:
+        scratch: Bytes of the arguments that are neither operand nor result, by their name.
     """
 
     kernels: tuple[GeneratedKernel, ...]
@@ -32,13 +33,13 @@ class Geometry:
 
     @property
     def window(self) -> tuple[tuple[int, ...], ...]:
-        """What `forward_axes` and `gradient_phases` want."""
+        """Return the arguments of `forward_axes` and `gradient_phases`."""
         spatial = (self.operand[2:], self.weight[2:], self.result[2:])
         return (*spatial, self.stride, self.padding, self.dilation)
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether it is a matrix product of each image."""
+        """Return True if it is a matrix product of each image."""
         return (
             self.groups == 1 and set(self.weight[2:]) == {1} and set(self.stride) == {1}
             and set(self.padding) == {0}

@@ -10,18 +10,18 @@ Letters: N images; a group has *left* channels, which are summed, and *right* on
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
+from ltc.llvm.conv.axes import Axes, Axis, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
+from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
-from ltc.llvm.conv.nhwc_tiling import tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.dtype import BYTES
+from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
@@ -30,10 +30,12 @@ from ltc.llvm.emit.vectors import (
     Vectors,
     require_stack,
     reserved,
+    shuffled,
     tasks_for,
 )
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
+from ltc.support.sizes.extent import Extent
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
@@ -48,9 +50,11 @@ def channels_last_convolution(
 ) -> KernelSequence:  # fmt: skip
     """[N, *windows, O] of operand [N, *spatial, C] and weight [O, C / groups, *kernel].
 
-    geometry  its shapes have the channels second, as elsewhere
-    epilogue  its row is the position, its column the output channel
     otherwise as `convolution`
+
+    Args:
+        geometry: Its shapes have the channels second, as elsewhere.
+        epilogue: Its row is the position, its column the output channel.
     """
     if geometry.is_pointwise:
         return _pointwise(name, dtype, geometry, isa, epilogue, operands)
@@ -112,7 +116,7 @@ def _rows(geometry: Geometry) -> int:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images and groups there are, and channels of each group: summed, and remaining."""
+    """The numbers of images and groups, and of channels of each group: summed, and remaining."""
 
     images: int
     groups: int
@@ -154,7 +158,7 @@ class _Tiles:
         self.pixels = self.images * self.lines * wide.count
 
     def _choose_block(self) -> None:
-        """How many channels' weights are packed at once."""
+        """Choose how many channels' weights are packed at once."""
         row = self.panel * BYTES[self.v.element] * max(1, self.taps)
         left = self.sizes.left
         self.depth, fitting = left, max(16, PACKED_BYTES // row)
@@ -385,3 +389,201 @@ class _Tiles:
                 value = self.epilogue(self.b, value, row, channel, mask)
         line = v.at("%p2", row * (right * self.sizes.groups))
         v.store(value, line, channel, mask)
+
+
+# --- how many positions and vectors of channels are summed in registers -----------------------
+
+WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Positions and vectors whose sums are in registers together.
+
+    Attributes:
+        images: Number of images of which the tile has one position each; if more than one, all
+        other numbers are one.
+        height, widths: Lines, and the tiles of a line: [(columns, number of such tiles)].
+    """
+
+    vectors: int
+    images: int
+    height: int
+    widths: tuple[tuple[int, int], ...]
+
+    @property
+    def across_images(self) -> bool:
+        return self.images > 1
+
+
+def tile_shape(
+    axes: Axes, right: int, isa: Isa, lanes: int, images: int, together: int
+) -> TileShape:
+    """The shape that computes all images in the fewest cycles.
+
+    Counted at two multiply-adds and two loads a cycle.
+
+    Args:
+        images: Number of images; if it is a symbol, a tile lies in one image.
+        together: The most images of which a strip holds lines.
+    """
+    if isinstance(images, Extent):
+        images = 1
+    choices = [
+        tile
+        for vectors in range(1, 5 if isa.registers > 16 else 3)
+        for tile in _tiles_of(axes, vectors, isa, min(images, together))
+    ]
+    return min(choices, key=lambda tile: _cycles(tile, axes, right, lanes, images))
+
+
+def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileShape]:
+    """Neighbours in one image; and one position of several, which needs only the taps it meets.
+
+    Args:
+        images: The most images in one tile.
+    """
+    _, high, wide = axes
+    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
+    tiles = max(1, -(-wide.count // most))
+    width, wider = divmod(wide.count, tiles)
+    height = 1
+    if tiles == 1 and wide.count:
+        fitting = range(1, min(high.count, most // wide.count) + 1)
+        height = max(h for h in fitting if high.count % h == 0)
+    widths = ((width + 1, wider), (width, tiles - wider))
+    yield TileShape(vectors, 1, height, tuple((w, n) for w, n in widths if w and n))
+    count = 2
+    while count <= min(most, images):
+        yield TileShape(vectors, count, 1, ((1, wide.count),))
+        count *= 2
+
+
+def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
+    _, high, wide = axes
+    panels = -(-right // (tile.vectors * lanes))
+    taps = sum(_taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height))
+    if tile.across_images:
+        across = sum(_taps_met(wide, j, j) for j in range(wide.count))
+        rounds = -(-images // tile.images)
+        steps = WORTH_ITS_CODE * rounds * across * taps * panels
+        return steps * _step_cycles(tile.images, tile.vectors)
+    line = sum(
+        count * _step_cycles(tile.height * width, tile.vectors) for width, count in tile.widths
+    )
+    return images * wide.taps * line * taps * panels
+
+
+def _step_cycles(positions: int, vectors: int) -> float:
+    """Return the cycles of one channel of one tap.
+
+    With eight sums or fewer, each waits for the last one's end.
+    """
+    return max(positions * vectors / 2, (positions + vectors) / 2, 6)
+
+
+def _taps_met(axis: Axis, first: int, last: int) -> int:
+    """Return how many taps lie inside for any position from `first` to `last`; the axis ascends."""
+    low, high = axis.first + first * axis.stride, axis.first + last * axis.stride
+    taps = range(axis.taps)
+    return sum(high + t * axis.step >= 0 and low + t * axis.step < axis.extent for t in taps)
+
+
+# The gradient [N, *spatial, C] of a convolution's operand of so few channels C that they would
+# leave most of a vector empty. A vector is adjacent channels of what is summed. Each result keeps
+# a vector of sums in registers over all taps; at the end the lanes of each are added up, those of
+# many results at once.
+
+FULL_SHARE = 4  # of a vector's lanes, one in so many; more results are better off side by side
+
+
+def sums_across_lanes(v: Vectors, geometry: Geometry, axes: Axes) -> bool:
+    """Return True if these kernels compute a phase of a gradient, and are worth it."""
+    outputs, channels = geometry.weight[:2]
+    few = 1 <= channels <= v.width // FULL_SHARE and geometry.groups == 1 and outputs >= v.width
+    weights = axes[2].taps * channels
+    return few and weights + v.width + 2 <= v.isa.registers
+
+
+class ChannelTotals(StripSums):
+    """result[n, o, m] = sum over t, c of operand[n, o meets t, c] * weight[c, m, t]."""
+
+    def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa, epilogue: Epilogue | None):
+        positions = isa.lanes(BYTES[FORMS[dtype].computed]) // geometry.weight[1]
+        super().__init__(dtype, geometry, axes, isa, epilogue, positions)
+
+    def _line(self, image: Index, line: Index, position: Index) -> None:
+        self._tiles(image, line, 0, lambda place, width, column: self._store(
+            total_of_each(self.v, self._summed(place, width)), width, position, column
+        ))  # fmt: skip
+
+    def _summed(self, place: str, width: int) -> list[str]:
+        """A vector of sums for each result: those of a position are neighbours."""
+        v, b, (deep, high, _) = self.v, self.b, self.axes
+
+        def line(d: Index, h: Index, values: list[str]) -> list[str]:
+            row = (d * high.taps + h) * (self.axes[2].taps * self.right)
+            weights = v.at(self.packed, row * self.packed_row, v.element)
+            here = v.at(place, self.input_tile.tap(d, h, 0), v.element)
+            return b.loop(0, self.channels, v.width, v.typed(values), lambda c, values: (
+                self._vector(v.at(here, c, v.element), v.at(weights, c, v.element), c, values)
+            ))  # fmt: skip
+
+        zeros = v.typed([v.zero] * (width * self.right))
+        return b.nest((deep.taps, high.taps), zeros, line)
+
+    def _vector(self, here: str, weights: str, channel: Index, values: list[str]) -> list[str]:
+        """One vector of channels of a line of taps: each element is loaded once."""
+        v, values, mask = self.v, list(values), self.mask(channel)
+        rows = range(self.axes[2].taps * self.right)
+        ys = [v.load_computed(weights, row * self.packed_row) for row in rows]
+        for element, meetings in self._meetings(len(values) // self.right).items():
+            x = v.load_computed(here, element, mask)
+            for r, t in meetings:
+                for m in range(self.right):
+                    at = r * self.right + m
+                    values[at] = v.multiply_add(x, ys[t * self.right + m], values[at])
+        return values
+
+    def _meetings(self, width: int) -> dict[Index, list[tuple[int, int]]]:
+        """The (position, tap) that meet each element of a line."""
+        found: dict[Index, list[tuple[int, int]]] = {}
+        for r in range(width):
+            for t in range(self.axes[2].taps):
+                element = self.input_tile.place(0, 0, r) + self.input_tile.tap(0, 0, t)
+                found.setdefault(element, []).append((r, t))
+        return dict(sorted(found.items()))
+
+    def _store(self, totals: str, width: int, position: Index, column: Index) -> None:
+        v, right = self.v, self.right
+        if self.epilogue is None and self.axes[2].place[1] == 1:
+            first = self._row(position, column, 0) * right
+            v.store(totals, "%p2", first, v.first(width * right))
+            return
+        for r in range(width):
+            lanes = [min(r * right + k, v.width - 1) for k in range(v.width)]
+            self._store_one(
+                shuffled(self.b, v.vector, totals, totals, lanes), self._row(position, column, r)
+            )
+
+    def _store_one(self, value: str, row: Index) -> None:
+        v, mask = self.v, self.v.first(self.right)
+        if self.epilogue is not None:
+            with self.b.lanes(v.width):
+                value = self.epilogue(self.b, value, row, 0, mask)
+        v.store(value, "%p2", row * self.right, mask)
+
+
+def total_of_each(v: Vectors, vectors: list[str]) -> str:
+    """A vector of the sums of the lanes of each vector, of as many as it has lanes at most."""
+    width, step = v.width, 1
+    vectors = vectors + [v.zero] * (width - len(vectors))
+    while step < width:
+        keep = [lane if not lane & step else width + lane - step for lane in range(width)]
+        move = [lane + step if not lane & step else width + lane for lane in range(width)]
+        vectors = [
+            v.add(*(shuffled(v.builder, v.vector, x, y, lanes) for lanes in (keep, move)))
+            for x, y in zip(vectors[::2], vectors[1::2])
+        ]
+        step *= 2
+    return vectors[0]

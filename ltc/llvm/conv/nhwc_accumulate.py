@@ -27,7 +27,7 @@ STRIP_PIXELS = 512
 
 
 class Strips:
-    """What the kernels share: the strips of an operand, and the walk over them."""
+    """The common base of the kernels: the strips of an operand, and the walk over them."""
 
     def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa):
         self.b = Builder()
@@ -63,7 +63,8 @@ class StripSums(Strips):
 
     The pointers are the weight, the operand and the result; the number is the images.
 
-    most  positions of a tile, which are sums in registers
+    Args:
+        most: Positions of a tile, which are sums in registers.
     """
 
     def __init__(

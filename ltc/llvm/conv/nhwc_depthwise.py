@@ -25,7 +25,7 @@ MOST_SLOTS = 16
 
 
 def is_depthwise(geometry: Geometry) -> bool:
-    """Whether each channel of the operand gives one of the result."""
+    """Return True if each channel of the operand gives one of the result."""
     channels = geometry.operand[1]
     return geometry.groups == channels == geometry.weight[0] and channels > 1
 

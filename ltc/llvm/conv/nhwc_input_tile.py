@@ -31,15 +31,16 @@ def _reversed(axis: Axis) -> Axis:
 
 
 class InputTile:
-    """copied[image, depth tap, line, column, channel]: what some lines of the result meet.
-
-    axes      as `ascending` gives them
-    channels  that are copied together
-    apart     elements of the operand from one pixel to the next
-    images    how many of them are copied together, each with all it has of one depth
-    lines     of the result, of each image
+    """copied[image, depth tap, line, column, channel]: the operands of some lines of the result.
 
     pixel, line, plane, image: elements between neighbours of the copy
+
+    Args:
+        axes: Axes as `ascending` gives them.
+        channels: Number of channels that are copied together.
+        apart: Elements of the operand from one pixel to the next.
+        images: Number of images copied together, each with its whole content of one depth.
+        lines: Number of lines of the result in each image.
     """
 
     def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int):
@@ -67,7 +68,8 @@ class InputTile:
     ) -> None:
         """Copies what the result's lines from `line` on meet, at one depth of each image.
 
-        channel  the first that is copied, of those of all groups
+        Args:
+            channel: The first that is copied, of those of all groups.
         """
         v, b, (axis, high, wide) = self.v, self.v.builder, self.axes
         size = axis.extent * high.extent * wide.extent * self.apart
@@ -135,13 +137,13 @@ class InputTile:
             b.loop(low, end, 1, [], pixel)
 
     def place(self, image: Index, line: Index, column: Index) -> Index:
-        """Where the first tap of a position of the strip lies."""
+        """Return where the first tap of a position of the strip lies."""
         (_, high, wide) = self.axes
         down = line * (high.stride * self.line)
         return image * self.image + down + column * (wide.stride * self.pixel)
 
     def tap(self, d: Index, h: Index, w: Index) -> Index:
-        """How far a tap lies from the first one."""
+        """Return how far a tap lies from the first one."""
         (_, high, wide) = self.axes
         return d * self.plane + h * (high.step * self.line) + w * (wide.step * self.pixel)
 
@@ -150,7 +152,7 @@ class InputTile:
 
     @property
     def taps_touch(self) -> bool:
-        """Whether the channels of all taps of a line are one run."""
+        """Return True if the channels of all taps of a line are one run."""
         return self.axes[2].step == 1 and self.pixel == self.channels
 
 
@@ -198,7 +200,7 @@ def input_tile_of(
 
 
 def _reach(axis: Axis, positions: int) -> int:
-    """How many elements the positions and their taps span."""
+    """Return how many elements the positions and their taps span."""
     return (positions - 1) * axis.stride + max(0, axis.taps - 1) * axis.step + 1
 
 
@@ -208,7 +210,8 @@ def strip_extents(
 ) -> tuple[int, int]:  # fmt: skip
     """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
 
-    together  images and lines come in multiples of these
+    Args:
+        together: Images and lines come in multiples of these.
     """
     _, high, wide = axes
     images, lines = together
@@ -232,12 +235,12 @@ def strip_extents(
 
 
 def most_images(axes: Axes, channels: int, element_bytes: int, most_bytes: int) -> int:
-    """Of how many images so many bytes hold what one line of each meets; at least 1."""
+    """Return how many images' lines, each with all its operand, fit so many bytes; at least 1."""
     reached = max(1, _reach(axes[1], 1)) * _line_bytes(axes, channels, element_bytes)
     return max(1, most_bytes // max(1, reached))
 
 
 def _line_bytes(axes: Axes, channels: int, element_bytes: int) -> int:
-    """Of what a line of one image meets, at each tap of its depth."""
+    """Return the bytes of the operand of a line of one image, at each tap of its depth."""
     deep, _, wide = axes
     return max(1, _reach(wide, wide.count)) * max(1, deep.taps) * channels * element_bytes

@@ -11,9 +11,8 @@ import functools
 
 import torch
 
-from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
 from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of
 from ltc.llvm.emit.builder import Builder, function_text
@@ -90,9 +89,9 @@ class PartialSums:
             self.gradient = GradientPanel(*shape)
 
     def _joining_pays(self, most: int) -> bool:
-        """Whether blocks of rows fill the registers better if they cross from tap to tap.
+        """Return True if blocks of rows fill the registers better if they cross from tap to tap.
 
-        Where they do not, the columns at which a tap lies in the padding are left out.
+        Otherwise, the columns at which a tap lies in the padding are left out.
         """
         wide, channels = self.axes[2], self.channels
         if wide.is_always_inside:
@@ -105,7 +104,7 @@ class PartialSums:
         return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
 
     def row_of(self, column: Index) -> Index:
-        """Where the sums of an element of the flat [C / groups, *kernel] are."""
+        """Return where the sums of an element of the flat [C / groups, *kernel] are."""
         channel, tap = divmod(column, self.taps)
         return tap * self.channels + channel
 
@@ -115,7 +114,7 @@ class PartialSums:
 
     @property
     def adds_at_once(self) -> bool:
-        """Whether a task has all that a panel is the sum of, in memory of its own."""
+        """Return True if a task has all terms of a panel, in memory of its own."""
         needed = self.stack_bytes + self.split.rows * self.panel * BYTES[self.v.element]
         return self.split.count == 1 and needed <= STACK_BYTES
 
@@ -224,7 +223,8 @@ class PartialSums:
     def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
         """Add the positions of a strip to the sums of a few rows.
 
-        down, across  the first line and column, and those after the last
+        Args:
+            down, across: The first line and column, and those after the last.
         """
         v, b, count = self.v, self.b, self.vectors
         places = [r * self.panel + u * v.width for r in range(rows) for u in range(count)]
@@ -254,3 +254,93 @@ class PartialSums:
         sums = walk({}, [v.zero] * len(places))
         for value, place in zip(sums, places):
             v.store_computed(v.add(v.load_computed(target, place), value), target, place)
+
+
+# --- a panel of output channels of the gradient of the result, on [N, *windows, O] ------------
+
+FETCHED_PIXELS = 8  # ahead of the one that is read
+
+
+class GradientPanel:
+    """Some lines of some images, read in place: for code that reads each number once.
+
+    Args:
+        step: Elements of the gradient from one position to the next.
+        outputs: Channels of a group, of which a panel has `vectors` vectors.
+    """
+
+    bytes = 0
+
+    def __init__(self, v: Vectors, axes: Axes, step: int, outputs: int, vectors: int):
+        self.v, self.axes, self.step, self.outputs = v, axes, step, outputs
+        self.starts = range(0, vectors * v.width, v.width)
+
+    def reserve(self) -> None:
+        """Nothing is copied."""
+
+    def begin(
+        self, gradient: str, channel: Index, column: Index, image: Index, deep: Index, line: Index
+    ) -> None:
+        """Sets where the panel's first position is.
+
+        Args:
+            channel: The panel's first, of those of all groups; `column`: of those of its group.
+        """
+        v, (axis, high, wide) = self.v, self.axes
+        at = image * axis.count + deep
+        at = (at * high.count + line) * wide.count
+        self.first = v.at(gradient, at * self.step + channel)
+        self.image = axis.count * high.count * wide.count * self.step
+        self.masks: list[str | None] = [None for _ in self.starts]
+        if self.outputs % (len(self.starts) * v.width):
+            left = self.outputs - column
+            self.masks = [v.first(left - start) for start in self.starts]
+
+    def fill(self, images: Index, lines: Index) -> None:
+        """Nothing is copied."""
+
+    def read(self, image: Index, line: Index, column: Index) -> list[str]:
+        """The vectors of a position that was not read before."""
+        v = self.v
+        at = (line * self.axes[2].count + column) * self.step
+        here = v.at(self.first, image * self.image + at)
+        result = []
+        for start, mask in zip(self.starts, self.masks):
+            v.builder.prefetch(v.at(here, FETCHED_PIXELS * self.step + start))
+            result.append(v.load(here, start, mask))
+        return result
+
+
+class CopiedGradientPanel(GradientPanel):
+    """A copy near the processor: copied[image, line, column, output channel of the panel]."""
+
+    def __init__(
+        self, v: Vectors, axes: Axes, step: int, outputs: int, vectors: int, images: int, lines: int
+    ):
+        super().__init__(v, axes, step, outputs, vectors)
+        self.lines, self.panel = lines, vectors * v.width
+        self.size = images * lines * axes[2].count * self.panel
+        self.bytes = self.size * BYTES[v.element]
+
+    def reserve(self) -> None:
+        self.copied = reserved(self.v.builder, max(1, self.size), self.v.element)
+
+    def fill(self, images: Index, lines: Index) -> None:
+        """Copies so many lines of so many images."""
+        ranges = images, lines, self.axes[2].count
+        self.v.builder.nest(ranges, [], lambda n, i, j, _: self._copy(n, i, j))
+
+    def _copy(self, image: Index, line: Index, column: Index) -> None:
+        to = self._place(image, line, column)
+        for start, value in zip(self.starts, super().read(image, line, column)):
+            self.v.store_computed(value, to, start)
+
+    def _place(self, image: Index, line: Index, column: Index) -> str:
+        v = self.v
+        at = (image * self.lines + line) * self.axes[2].count + column
+        return v.at(self.copied, at * self.panel, v.element)
+
+    def read(self, image: Index, line: Index, column: Index) -> list[str]:
+        """The vectors of a position, as often as they are wanted."""
+        here = self._place(image, line, column)
+        return [self.v.load_computed(here, start) for start in self.starts]

@@ -24,7 +24,8 @@ WORK_ITEMS = 16  # that a launch falls into, where the images allow it
 class ImageSplit:
     """partial[chunk, group, panel, row, output channel of the panel].
 
-    rows  of a panel: one for each column of the gradient [groups * outputs, rows]
+    Attributes:
+        rows: The rows of a panel: one for each column of the gradient [groups * outputs, rows].
     """
 
     count: int
@@ -63,8 +64,9 @@ def adding_kernel(
 ) -> GeneratedKernel:  # fmt: skip
     """result[group, o, column]: the sum over chunks, in their order: "partial", "result".
 
-    row_of    the row of a panel that holds a column
-    epilogue  its row is the output channel
+    Args:
+        row_of: The row of a panel that holds a column.
+        epilogue: Its row is the output channel.
     """
     b = Builder()
     v = Vectors(b, isa, dtype)
@@ -85,9 +87,11 @@ def adding_kernel(
 
 
 class Adder:
-    """Stores the sums over chunks, transposed, in the result, %p1.
+    """Store the sums over chunks, transposed, in the result, %p1.
 
-    squares  of columns of a panel, as many as a vector has lanes, which are transposed together
+    Attributes:
+        squares: Squares of a panel's columns, as many as a vector has lanes, which are transposed
+            together.
     """
 
     def __init__(

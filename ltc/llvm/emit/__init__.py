@@ -1,4 +1,4 @@
-"""What every generator writes with.
+"""The tools that every generator writes with.
 
 builder, index                  one function's text; formulas of the numbers it counts with
 vectors, memory_ops             vectors of one element type; loads and stores of any

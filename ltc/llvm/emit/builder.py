@@ -30,11 +30,12 @@ _SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 
 class Builder:
-    """Collects the body of a function.
+    """Collect the body of a function.
 
-    width          lanes of the values now emitted; 1 for scalars
-    passes_caches  whether something is stored past them
-    declarations   of the functions that the body calls
+    Attributes:
+        width: Lanes of the values now emitted; 1 for scalars.
+        passes_caches: True if something is stored past them.
+        declarations: The declarations of the functions that the body calls.
     """
 
     def __init__(self, width: int = LANES):
@@ -53,7 +54,7 @@ class Builder:
         return scalar if self.width == 1 else f"<{self.width} x {scalar}>"
 
     def suffix(self, scalar: str) -> str:
-        """How the name of an overloaded intrinsic spells that type."""
+        """Return the type's form in the name of an overloaded intrinsic."""
         name = _SUFFIX.get(scalar, scalar)
         return name if self.width == 1 else f"v{self.width}{name}"
 
@@ -129,7 +130,7 @@ class Builder:
     def by_parts(
         self, function: Callable[..., str], lanes: int, scalar: str, *operands: str
     ) -> str:
-        """What a function of vectors of so many lanes gives, of vectors of a multiple of them."""
+        """Return a function's result for vectors of a multiple of the lanes that it takes."""
         if self.width == lanes:
             return function(self, *operands)
         parts = []
@@ -225,7 +226,8 @@ class Builder:
     ) -> list[str]:
         """for i in range(low, high, step): carried = body(i, carried); what is carried at the end.
 
-        carried  (LLVM type, first value) of each
+        Args:
+            carried: (LLVM type, first value) of each.
         """
         number, before = self._blocks, self._block
         self._blocks += 1
@@ -282,7 +284,7 @@ class Builder:
         carried: Sequence[tuple[str, str | int]],
         body: Callable[[], Sequence[str | int] | None],
     ) -> list[str]:
-        """What `body` gives where the scalar i1 holds; what was carried in where not."""
+        """Return the results of `body` if the scalar i1 holds; else the carried values."""
         number, before = self._blocks, self._block
         self._blocks += 1
         self.emit(f"br i1 {condition}, label %then{number}, label %end{number}")

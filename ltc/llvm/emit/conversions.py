@@ -14,7 +14,7 @@ _FLOAT_INFINITE, _QUIET = 0x7F800000, 0x400000
 
 
 def from_memory(b: Builder, form: Form, x: str) -> str:
-    """What was loaded, as it is computed with."""
+    """Return a loaded value as it is computed with."""
     if form.stored == form.computed:
         return x
     if form.kind == "bool":
@@ -26,7 +26,7 @@ def from_memory(b: Builder, form: Form, x: str) -> str:
 
 
 def to_memory(b: Builder, form: Form, x: str) -> str:
-    """What is computed, as it is stored; floats are rounded already."""
+    """Return a computed value as it is stored; floats are rounded already."""
     if form.stored == form.computed:
         return x
     if form.kind == "bool":

@@ -1,4 +1,4 @@
-"""How each dtype lies in memory and what it is computed as inside a kernel.
+"""The form of each dtype in memory, and in computations inside a kernel.
 
 f16 and bf16 are computed in float, every result rounded to the dtype at once, so that a chain of
 operations has the bits of one torch call for each; bool is a byte in memory and i1 in a register.
@@ -16,10 +16,11 @@ import torch
 class Form:
     """One dtype as LLVM sees it.
 
-    stored    the type of an element in memory
-    computed  the type of a value in a register
-    bytes     of an element in memory
-    kind      "float", "signed", "unsigned" or "bool"
+    Attributes:
+        stored: The type of an element in memory.
+        computed: The type of a value in a register.
+        bytes: The size of an element in memory.
+        kind: "float", "signed", "unsigned" or "bool".
     """
 
     stored: str
@@ -33,7 +34,7 @@ class Form:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether results must be rounded to fewer bits than they are computed in."""
+        """Return True if results must be rounded to fewer bits than they are computed in."""
         return self.is_float and self.stored != self.computed
 
 

@@ -10,11 +10,116 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Value
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
-from ltc.llvm.emit import math_float, math_integer, math_special
+from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.float_ops import Floats
+
+# --- Division, shifts and powers of integers, where processors differ from what torch says -------
+
+# A zero divisor is reported by the caller; here it is taken for 1, so that nothing traps, and so
+# is -1 below the least number, whose quotient wraps around to itself.
+
+
+def _integer_sign(form: Form) -> str:
+    return "s" if form.kind == "signed" else "u"
+
+
+def _safe(b: Builder, form: Form, x: str, y: str) -> str:
+    """A divisor that does not trap."""
+    type, one = form.computed, b.constant(form.computed, 1)
+    wrong = b.compare("eq", type, y, b.constant(type, 0))
+    if form.kind == "signed":
+        least = b.compare("eq", type, x, b.constant(type, -(1 << (8 * form.bytes - 1))))
+        overflows = b.compare("eq", type, y, b.constant(type, -1))
+        wrong = b.binary("or", "i1", wrong, b.binary("and", "i1", least, overflows))
+    return b.select(wrong, type, one, y)
+
+
+def _divided(b: Builder, form: Form, x: str, y: str) -> tuple[str, str]:
+    """The quotient towards zero, and what is left."""
+    y = _safe(b, form, x, y)
+    quotient = b.binary(f"{_integer_sign(form)}div", form.computed, x, y)
+    return quotient, b.binary("sub", form.computed, x, b.binary("mul", form.computed, quotient, y))
+
+
+def trunc_divide(b: Builder, form: Form, x: str, y: str) -> str:
+    return _divided(b, form, x, y)[0]
+
+
+def fmod(b: Builder, form: Form, x: str, y: str) -> str:
+    return _divided(b, form, x, y)[1]
+
+
+def _differs(b: Builder, form: Form, rest: str, y: str) -> str:
+    """Return whether a rest is left, of another sign than the divisor."""
+    type, zero = form.computed, b.constant(form.computed, 0)
+    signs = b.compare("slt", type, b.binary("xor", type, rest, y), zero)
+    return b.binary("and", "i1", signs, b.compare("ne", type, rest, zero))
+
+
+def floor_divide(b: Builder, form: Form, x: str, y: str) -> str:
+    quotient, rest = _divided(b, form, x, y)
+    if form.kind != "signed":
+        return quotient
+    less = b.binary("sub", form.computed, quotient, b.constant(form.computed, 1))
+    return b.select(_differs(b, form, rest, y), form.computed, less, quotient)
+
+
+def remainder(b: Builder, form: Form, x: str, y: str) -> str:
+    _, rest = _divided(b, form, x, y)
+    if form.kind != "signed":
+        return rest
+    more = b.binary("add", form.computed, rest, y)
+    return b.select(_differs(b, form, rest, y), form.computed, more, rest)
+
+
+def _fits(b: Builder, form: Form, count: str) -> str:
+    """Return whether a shift is by fewer bits than there are; a negative one is not."""
+    return b.compare("ult", form.computed, count, b.constant(form.computed, 8 * form.bytes))
+
+
+def shift_left(b: Builder, form: Form, x: str, count: str) -> str:
+    type, zero = form.computed, b.constant(form.computed, 0)
+    fits = _fits(b, form, count)
+    shifted = b.binary("shl", type, x, b.select(fits, type, count, zero))
+    return b.select(fits, type, shifted, zero)
+
+
+def shift_right(b: Builder, form: Form, x: str, count: str) -> str:
+    type = form.computed
+    fits = _fits(b, form, count)
+    if form.kind == "signed":  # all of them leave the sign
+        most = b.constant(type, 8 * form.bytes - 1)
+        return b.binary("ashr", type, x, b.select(fits, type, count, most))
+    zero = b.constant(type, 0)
+    shifted = b.binary("lshr", type, x, b.select(fits, type, count, zero))
+    return b.select(fits, type, shifted, zero)
+
+
+def power(b: Builder, form: Form, x: str, y: str) -> str:
+    """x to the y by squaring, wrapping around; to a negative y it is 0 unless x is 1 or -1."""
+    type, vector = form.computed, b.of(form.computed)
+    zero, one = b.constant(type, 0), b.constant(type, 1)
+
+    def step(_: str, carried: list[str]) -> list[str]:
+        result, square, left = carried
+        is_odd = b.compare("ne", type, b.binary("and", type, left, one), zero)
+        result = b.select(is_odd, type, b.binary("mul", type, result, square), result)
+        return [result, b.binary("mul", type, square, square), b.binary("lshr", type, left, one)]
+
+    starts = [(vector, one), (vector, x), (vector, y)]
+    result = b.loop(0, 8 * form.bytes, 1, starts, step)[0]
+    if form.kind != "signed":
+        return result
+    minus = b.constant(type, -1)
+    is_odd = b.compare("ne", type, b.binary("and", type, y, one), zero)
+    alternating = b.select(is_odd, type, minus, one)
+    small = b.select(b.compare("eq", type, x, minus), type, alternating, zero)
+    small = b.select(b.compare("eq", type, x, one), type, one, small)
+    return b.select(b.compare("slt", type, y, zero), type, small, result)
+
 
 # (builder, form of the operands, operands) -> result, in the computed type of the result
 Row = Callable[..., str]
@@ -189,7 +294,7 @@ def _fmod(b: Builder, form: Form, x: str, y: str) -> str:
 
 
 def _turns(b: Builder, form: Form, rest: str, y: str) -> str:
-    """Whether what a division leaves is not zero, and of another sign than the divisor."""
+    """Return whether a division's rest is not zero, and of another sign than the divisor."""
     type, zero = form.computed, b.constant(form.computed, 0.0)
     is_left = b.compare("une", type, rest, zero)
     signs = b.binary(
@@ -205,7 +310,7 @@ def _remainder(b: Builder, form: Form, x: str, y: str) -> str:
 
 
 def _floor_divide(b: Builder, form: Form, x: str, y: str) -> str:
-    """As Python's //: the exact quotient's floor, and x / y where y is zero."""
+    """Divide as Python's //: the exact quotient's floor, and x / y where y is zero."""
     type, rest = form.computed, _fmod(b, form, x, y)
     quotient = b.binary("fdiv", type, b.binary("fsub", type, x, rest), y)
     less = b.binary("fsub", type, quotient, b.constant(type, 1.0))
@@ -254,9 +359,9 @@ ROWS: dict[Op, Row] = {
     ops.ATANH: _function("atanh"),
     ops.ERF: _function("erf"),
     ops.ERFC: _function("erfc"),
-    ops.ERFINV: math_special.erfinv,
+    ops.ERFINV: math_float.erfinv,
     ops.LGAMMA: _function("lgamma"),
-    ops.DIGAMMA: math_special.digamma,
+    ops.DIGAMMA: math_float.digamma,
     ops.FLOOR: _intrinsic("floor"),
     ops.CEIL: _intrinsic("ceil"),
     ops.TRUNC: _intrinsic("trunc"),
@@ -266,22 +371,22 @@ ROWS: dict[Op, Row] = {
     ops.SUB: _by_kind("fsub", "sub"),
     ops.MUL: _by_kind("fmul", "mul", "and"),
     ops.DIV: _by_kind("fdiv", ""),
-    ops.FLOOR_DIVIDE: _either(_floor_divide, math_integer.floor_divide),
-    ops.TRUNC_DIVIDE: _either(_trunc_divide, math_integer.trunc_divide),
-    ops.REMAINDER: _either(_remainder, math_integer.remainder),
-    ops.FMOD: _either(_fmod, math_integer.fmod),
-    ops.POW: _either(_function("pow"), math_integer.power),
+    ops.FLOOR_DIVIDE: _either(_floor_divide, floor_divide),
+    ops.TRUNC_DIVIDE: _either(_trunc_divide, trunc_divide),
+    ops.REMAINDER: _either(_remainder, remainder),
+    ops.FMOD: _either(_fmod, fmod),
+    ops.POW: _either(_function("pow"), power),
     ops.ATAN2: _function("atan2"),
     ops.HYPOT: _function("hypot"),
-    ops.NEXTAFTER: math_special.nextafter,
+    ops.NEXTAFTER: math_float.nextafter,
     ops.COPYSIGN: _copysign,
     ops.MAXIMUM: _extreme("ogt", "gt", "or"),
     ops.MINIMUM: _extreme("olt", "lt", "and"),
     ops.AND: _integer("and"),
     ops.OR: _integer("or"),
     ops.XOR: _integer("xor"),
-    ops.SHIFT_LEFT: math_integer.shift_left,
-    ops.SHIFT_RIGHT: math_integer.shift_right,
+    ops.SHIFT_LEFT: shift_left,
+    ops.SHIFT_RIGHT: shift_right,
     ops.EQ: _comparison("oeq", "eq"),
     ops.NE: _comparison("une", "ne"),
     ops.LT: _comparison("olt", "lt"),
@@ -315,7 +420,7 @@ _OTHERS = frozenset({ops.WHERE, ops.CAST, ops.BITCAST})
 
 
 def can_compute(node: Node) -> bool:
-    """Whether `computed` has instructions for an elementwise node, of these dtypes."""
+    """Return True if `computed` has instructions for an elementwise node, of these dtypes."""
     dtypes = [node.dtype, *[n.dtype for n in node.inputs]]
     if any(dtype not in FORMS for dtype in dtypes):
         return False

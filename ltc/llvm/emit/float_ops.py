@@ -18,10 +18,11 @@ Operand = str | float  # a register, the text of a constant, or a number
 class Floats:
     """Arithmetic on vectors of so many lanes of float or double; on scalars where it is one.
 
-    element    the type of a lane
-    vector     the type of a vector
-    mask_type  the type of a vector of truth values
-    words      the type of its bits
+    Attributes:
+        element: The type of a lane.
+        vector: The type of a vector.
+        mask_type: The type of a vector of truth values.
+        words: The type of its bits.
     """
 
     zero = "zeroinitializer"

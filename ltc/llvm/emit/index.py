@@ -16,7 +16,7 @@ from ltc.support.sizes.extent import Extent
 
 
 def _is(number: int, x: object) -> bool:
-    """Whether x is that number; of a size that is an expression nothing is asked."""
+    """Return True if x is that number; False for a size that is an expression, without a guard."""
     return x.__class__ is int and x == number
 
 
@@ -31,10 +31,10 @@ class Register(str):
 
     def _refused(self, other: object) -> NoReturn:
         raise TypeError(
-            f"{self!r}, a {type(self).__name__}, and {other!r}, a {type(other).__name__}, can not "
-            f"be calculated with or compared: index arithmetic takes numbers and registers of i64. "
-            f"Builder.index(name) makes one of the name of an i64 value, least and most compare "
-            f"two, and every other value has instructions of its own."
+            f"{self!r}, a {type(self).__name__}, and {other!r}, a {type(other).__name__}, cannot be "
+            f"operands of index arithmetic, which takes numbers and registers of i64. "
+            f"Builder.index(name) makes an index from the name of an i64 value, least and most "
+            f"compare two indices, and every other value has instructions of its own."
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused
@@ -45,7 +45,8 @@ class Register(str):
 class IndexRegister(Register):
     """The name of an i64 value.
 
-    write  writes a pure instruction and gives the name of its result
+    Args:
+        write: Writes a pure instruction and gives the name of its result.
     """
 
     __slots__ = ("write",)

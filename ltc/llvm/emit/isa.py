@@ -1,4 +1,4 @@
-"""What a kernel maker asks of a processor: how wide its vectors are, and how many it holds."""
+"""The facts of a processor for kernel makers: the width of its vectors, and how many it holds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ALIASING_BYTES = 4096
 class Isa:
     """The vector instructions of one kind of processor.
 
-    vector_bytes  of one register
-    registers     how many vectors a kernel may hold at once
-    fused         whether a product and a sum are one instruction
-    bfloat16_dot  whether pairs of bfloat16 multiply and add into a float32 lane
+    Attributes:
+        vector_bytes: The size of one register.
+        registers: The most vectors that a kernel may hold at once.
+        fused: True if a product and a sum are one instruction.
+        bfloat16_dot: True if pairs of bfloat16 multiply and add into a float32 lane.
     """
 
     name: str

@@ -19,11 +19,12 @@ from ltc.support.sizes.marks import mark_of, settled
 class KernelCode:
     """A kernel as text; equal texts are one kernel, in a process and on disk.
 
-    text     of the module; the function is called @kernel, and @kernel.entry
-    nodes    whose buffers are its pointers, in order; a node may stand there twice
-    tasks    how many there are
-    shifts   bytes to add to the first pointers, where a kernel begins inside a buffer
-    numbers  its i64 arguments, after the pointers: what one text leaves open, an outer extent
+    Attributes:
+        text: The text of the module; the function is called @kernel, and @kernel.entry.
+        nodes: The nodes with the buffers that are its pointers, in order; one may occur twice.
+        tasks: Number of tasks.
+        shifts: Bytes to add to the first pointers, where a kernel begins inside a buffer.
+        numbers: Its i64 arguments, after the pointers: what one text leaves open, an outer extent.
     """
 
     text: str
@@ -42,7 +43,7 @@ class KernelCode:
 
     @property
     def name(self) -> str:
-        """Of the function that the text defines."""
+        """Return the name of the function that the text defines."""
         return self.text.partition("define void @")[2].partition("(")[0]
 
 
@@ -62,7 +63,8 @@ _HEAD = "; sizes "
 def opened(body: str, numbers: int) -> tuple[str, list[str]]:
     """The body of a function with arguments in place of sizes, and their marks in order.
 
-    numbers  how many i64 arguments it has without
+    Args:
+        numbers: Number of its i64 arguments besides the sizes.
     """
     if "⟦" not in body:
         return body, []

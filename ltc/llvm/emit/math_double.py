@@ -138,8 +138,10 @@ def log(b: Builder, x: str) -> str:
 def _log_of_base(b: Builder, x: str, per_e: tuple[float, float], inverse: tuple) -> str:
     """The logarithm of x for another base.
 
-    per_e    that of 2, in two parts, the first of so few bits that its product with e is exact
-    inverse  that of the number e, rounded, and what it lacks
+    Args:
+        per_e: The logarithm of 2, in two parts; the first has so few bits that its product with the
+        exponent is exact.
+        inverse: The logarithm of Euler's number, rounded, and the rounding's remainder.
     """
     f = Floats(b, "double")
     e, z = _normal_parts(f, x)

@@ -4,7 +4,7 @@ Those of float here are polynomials after range reduction, with NaN, infinities,
 numbers as IEEE 754 and C's Annex F want them.  Their greatest errors in units in the last place of
 the exact result are, over all 2**32 inputs, exp and exp2 1.02, log 0.83, tanh 1.33, erf 1.03, sin
 and cos 1.49, and over every 101st expm1 1.01 and log1p 1.4 (`python scripts/compare/math_ulp.py` measures
-them).  Others are double functions rounded once, 0.51: those of math_via_double.py and math_double.py,
+them).  Others are double functions rounded once, 0.51: those of math_double.py and the last ones here,
 or, for rare ones, the C library's, lane by lane.
 exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software Manual for the
 Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes library (exp,
@@ -14,11 +14,14 @@ log, tanh, sin, cos); erf is N. Juffa's (public domain, 2016).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.emit import math_double, math_via_double
+from ltc.llvm.emit import math_double
 from ltc.llvm.emit.builder import LANES, Builder
-from ltc.llvm.emit.float_ops import Floats
+from ltc.llvm.emit.conversions import from_memory, to_memory
+from ltc.llvm.emit.dtype import Form
+from ltc.llvm.emit.float_ops import INFINITY, Floats
 
 # Added to a float below 2**22 it leaves the nearest whole number in the low bits of the sum.
 ROUNDER = 12582912.0  # 1.5 * 2**23
@@ -224,7 +227,7 @@ def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
 def through_double(b: Builder, name: str, *operands: str) -> str:
     """A function of floats computed in double, rounded once."""
     wide = [b.convert("fpext", "float", x, "double") for x in operands]
-    own = math_via_double.FUNCTIONS.get(name)
+    own = FUNCTIONS.get(name)
     y = own(b, *wide) if own else call(b, name, "double", *wide)
     return b.convert("fptrunc", "double", y, "float")
 
@@ -243,3 +246,233 @@ def call(b: Builder, name: str, scalar: str, *operands: str) -> str:
     if scalar == "float":
         return through_double(b, name, *operands)
     return b.each_lane(name, "double", *operands)
+
+
+# --- Functions of float by way of double: formulas whose error only double can afford to lose ----
+
+# Their operands are floats that were widened, their results are rounded to float, which leaves an
+# error of 0.51 units in the last place. As functions of double they would be off by more than
+# that.
+
+_EIGHTH = math.tan(math.pi / 8)
+
+
+def _odd(f: Floats, x: str, y: str) -> str:
+    """y with the sign of x, and x itself where it is so small that it is its own function."""
+    return f.select(f.test("olt", f.abs(x), 2.0**-30), x, f.copysign(y, x))
+
+
+def sinh(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    t = math_double.expm1(b, f.at_most(f.abs(x), 200.0))
+    return _odd(f, x, f.mul(f.add(t, f.div(t, f.add(t, 1.0))), 0.5))
+
+
+def cosh(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    t = math_double.exp(b, f.at_most(f.abs(x), 200.0))
+    return f.mul(f.add(t, f.div(1.0, t)), 0.5)
+
+
+def tan(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    y = f.div(math_double.sin(b, x), math_double.cos(b, x))
+    return f.select(f.test("oeq", x, 0.0), x, y)
+
+
+def asinh(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    a = f.abs(x)
+    square = f.mul(a, a)
+    root = f.add(b.intrinsic("sqrt", "double", f.add(square, 1.0)), 1.0)
+    y = math_double.log1p(b, f.add(a, f.div(square, root)))
+    return _odd(f, x, f.select(f.test("oeq", a, INFINITY), a, y))
+
+
+def acosh(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    root = b.intrinsic("sqrt", "double", f.fma(x, x, -1.0))
+    return f.select(f.test("olt", x, 1.0), math.nan, math_double.log(b, f.add(x, root)))
+
+
+def atanh(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    a = f.abs(x)
+    y = f.mul(math_double.log1p(b, f.div(f.mul(a, 2.0), f.sub(1.0, a))), 0.5)
+    return _odd(f, x, f.select(f.test("ogt", a, 1.0), math.nan, y))
+
+
+def atan(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    a = f.abs(x)
+    steep, middle = f.test("ogt", a, 1 / _EIGHTH), f.test("ogt", a, _EIGHTH)
+    top = f.select(steep, -1.0, f.select(middle, f.sub(a, 1.0), a))
+    bottom = f.select(steep, a, f.select(middle, f.add(a, 1.0), 1.0))
+    angle = f.select(steep, math.pi / 2, f.select(middle, math.pi / 4, 0.0))
+    t = f.div(top, bottom)
+    t2 = f.mul(t, t)
+    series = f.polynomial(t2, *[(-1) ** k / (2 * k + 1) for k in range(16, 0, -1)])
+    return _odd(f, x, f.add(angle, f.fma(f.mul(series, t2), t, t)))
+
+
+def asin(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    rest = f.mul(f.sub(1.0, x), f.add(x, 1.0))
+    return atan(b, f.div(x, b.intrinsic("sqrt", "double", rest)))
+
+
+def acos(b: Builder, x: str) -> str:
+    f = Floats(b, "double")
+    ratio = f.div(f.sub(1.0, x), f.add(x, 1.0))
+    return f.mul(atan(b, b.intrinsic("sqrt", "double", ratio)), 2.0)
+
+
+def atan2(b: Builder, y: str, x: str) -> str:
+    f = Floats(b, "double")
+    wide, high = f.abs(x), f.abs(y)
+    # The ratio of two infinities counts as 1, that of two zeros as 0.
+    far = f.select(f.test("oeq", wide, INFINITY), 1.0, INFINITY)
+    ratio = f.select(f.test("oeq", high, INFINITY), far, f.div(high, wide))
+    ratio = f.select(f.test("oeq", high, 0.0), 0.0, ratio)
+    angle = atan(b, f.select(f.test("uno", x, y), math.nan, ratio))
+    left = f.test("olt", f.copysign(1.0, x), 0.0)
+    return f.copysign(f.select(left, f.sub(math.pi, angle), angle), y)
+
+
+def hypot(b: Builder, x: str, y: str) -> str:
+    f = Floats(b, "double")
+    length = b.intrinsic("sqrt", "double", f.fma(x, x, f.mul(y, y)))
+    for side in (f.abs(x), f.abs(y)):  # also beside NaN
+        length = f.select(f.test("oeq", side, INFINITY), INFINITY, length)
+    return length
+
+
+def power(b: Builder, x: str, y: str) -> str:
+    f = Floats(b, "double")
+    a = f.abs(x)
+    result = math_double.exp(b, f.mul(y, math_double.log(b, a)))
+    whole = f.test("oeq", b.intrinsic("trunc", "double", y), y)
+    half = f.mul(y, 0.5)
+    uneven = f.test("une", b.intrinsic("trunc", "double", half), half)
+    flips = f.select(uneven, f.copysign(1.0, x), 1.0)
+    result = f.select(whole, f.mul(result, flips), result)
+    below = f.select(whole, result, math.nan)
+    below = f.select(f.test("oeq", a, INFINITY), result, below)
+    result = f.select(f.test("olt", x, 0.0), below, result)
+    one = f.select(f.test("oeq", f.abs(y), INFINITY), 1.0, result)
+    result = f.select(f.test("oeq", a, 1.0), f.select(f.test("oeq", x, 1.0), 1.0, one), result)
+    return f.select(f.test("oeq", y, 0.0), 1.0, result)
+
+
+FUNCTIONS: dict[str, Callable[..., str]] = {
+    "sinh": sinh, "cosh": cosh, "tan": tan, "asinh": asinh, "acosh": acosh, "atanh": atanh,
+    "atan": atan, "asin": asin, "acos": acos, "atan2": atan2, "hypot": hypot, "pow": power,
+}  # fmt: skip
+
+
+# --- Rare functions, computed in double -------------------------------------------------------
+
+# Within 1 unit in the last place of float, and some 1e-14 of the result in double.
+
+
+def _in_double(function):
+    """A row that computes with vectors of double."""
+
+    def row(b: Builder, form: Form, x: str) -> str:
+        if form.computed == "double":
+            return function(b, Floats(b, "double"), x)
+        y = function(b, Floats(b, "double"), b.convert("fpext", form.computed, x, "double"))
+        return b.convert("fptrunc", "double", y, form.computed)
+
+    return row
+
+
+FIRST_OF_SERIES = 10  # from there on eight terms of the series are exact to 1e-16
+
+
+def _digamma(b: Builder, d: Floats, x: str) -> str:
+    """The derivative of log(gamma(x)): reflection, recurrence, then Stirling's series."""
+    negative = d.test("olt", x, 0.0)
+    whole = b.intrinsic("trunc", "double", x)
+    fraction = d.sub(x, whole)
+    z = d.select(negative, d.sub(1.0, x), x)
+    total = "zeroinitializer" if b.width > 1 else b.constant("double", 0.0)
+    for _ in range(FIRST_OF_SERIES):
+        small = d.test("olt", z, float(FIRST_OF_SERIES))
+        total = d.select(small, d.sub(total, d.div(1.0, z)), total)
+        z = d.select(small, d.add(z, 1.0), z)
+    inverse = d.div(1.0, z)
+    square = d.mul(inverse, inverse)
+    # B(2n) / 2n, the last term first.
+    series = d.polynomial(
+        square, b.constant("double", 1 / 12), -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120,
+        1 / 12,
+    )  # fmt: skip
+    result = d.sub(call(b, "log", "double", z), d.mul(0.5, inverse))
+    result = d.add(d.sub(result, d.mul(square, series)), total)
+    reflected = d.div(math.pi, call(b, "tan", "double", d.mul(math.pi, fraction)))
+    result = d.select(negative, d.sub(result, reflected), result)
+    pole = b.binary("and", "i1", negative, d.test("oeq", fraction, 0.0))
+    result = d.select(pole, math.nan, result)
+    at_zero = d.copysign(b.constant("double", math.inf), b.value(f"fneg {b.of('double')} {x}"))
+    return d.select(d.test("oeq", x, 0.0), at_zero, result)
+
+
+def _erfinv(b: Builder, d: Floats, y: str) -> str:
+    """M. Giles, "Approximating the erfinv function" (2010), then Halley's method on erf or erfc."""
+    size = d.abs(y)
+    rest = d.sub(1.0, size)  # exact where it is used
+    w = call(b, "log", "double", d.mul(rest, d.add(1.0, size)))
+    w = b.value(f"fneg {b.of('double')} {w}")
+    near = d.polynomial(
+        d.sub(w, 2.5), b.constant("double", 2.81022636e-08), 3.43273939e-07, -3.5233877e-06,
+        -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
+    )  # fmt: skip
+    far = d.polynomial(
+        d.sub(b.intrinsic("sqrt", "double", w), 3.0), b.constant("double", -0.000200214257),
+        0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+        0.00943887047, 1.00167406, 2.83297682,
+    )  # fmt: skip
+    x = d.mul(d.select(d.test("olt", w, 5.0), near, far), size)
+    for _ in range(3):
+        below = d.sub(call(b, "erf", "double", x), size)
+        above = d.sub(rest, call(b, "erfc", "double", x))
+        error = d.select(d.test("olt", size, 0.5), below, above)
+        slope = call(b, "exp", "double", d.mul(x, x))
+        step = d.mul(d.mul(error, slope), math.sqrt(math.pi) / 2)
+        x = d.sub(x, d.div(step, d.add(1.0, d.mul(x, step))))
+    x = d.select(d.test("oeq", size, 1.0), math.inf, x)
+    x = d.select(d.test("ugt", size, 1.0), math.nan, x)
+    return d.select(d.test("oeq", size, 0.0), y, d.copysign(x, y))
+
+
+digamma = _in_double(_digamma)
+erfinv = _in_double(_erfinv)
+
+
+def nextafter(b: Builder, form: Form, x: str, y: str) -> str:
+    """The neighbour of x towards y, among the numbers of the dtype in memory."""
+    type = form.computed
+    word = f"i{8 * form.bytes}"
+
+    def bits(value: str) -> str:
+        stored = to_memory(b, form, value)
+        return stored if form.stored == word else b.convert("bitcast", form.stored, stored, word)
+
+    def number(value: str) -> str:
+        stored = value if form.stored == word else b.convert("bitcast", word, value, form.stored)
+        return from_memory(b, form, stored)
+
+    zero, one = b.constant(type, 0.0), b.constant(word, 1)
+    x_bits = bits(x)
+    away = b.compare("ogt", type, y, x)  # from zero, where x is positive
+    positive = b.compare("ogt", type, x, zero)
+    grows = b.value(f"icmp eq {b.of('i1')} {away}, {positive}")
+    up, down = b.binary("add", word, x_bits, one), b.binary("sub", word, x_bits, one)
+    moved = number(b.select(grows, word, up, down))
+    sign = b.binary("and", word, bits(y), b.constant(word, 1 << (8 * form.bytes - 1)))
+    least = number(b.binary("or", word, sign, one))
+    result = b.select(b.compare("oeq", type, x, zero), type, least, moved)
+    result = b.select(b.compare("oeq", type, x, y), type, y, result)
+    sum_ = b.binary("fadd", type, x, y)
+    return b.select(b.compare("uno", type, x, y), type, sum_, result)

@@ -72,7 +72,9 @@ def scatter(b: Builder, value: str, pointers: str, element: str, mask: str | Non
 
 
 def addresses(b: Builder, pointer: str, positions: str, element: str, word: str = "i64") -> str:
-    """Of the elements at a vector of positions, which are numbers of the type `word`."""
+    """Return the addresses of elements at a vector of positions, which are numbers of the type
+    `word`.
+    """
     return b.value(f"getelementptr {element}, ptr {pointer}, {b.of(word)} {positions}")
 
 

@@ -16,8 +16,9 @@ INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 def random_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> str:
     """`bits` random bits as i64, of each position in its lane.
 
-    seed      a scalar i64
-    position  an i64 of `b.width` lanes, not negative
+    Args:
+        seed: A scalar i64.
+        position: An i64 of `b.width` lanes, not negative.
     """
     words_each = 1 if bits <= 32 else 2
     per_block = 4 // words_each
@@ -37,10 +38,11 @@ def random_bits(b: Builder, seed: str, position: str, bits: int, stream: int) ->
 
 
 def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> str:
-    """As `random_bits` of positions side by side: each block's four words fill four lanes.
+    """Draw as `random_bits` for positions side by side: each block's four words fill four lanes.
 
-    first  the first position, a scalar i64: a multiple of 4
-    bits   at most 32
+    Args:
+        first: The first position, a scalar i64: a multiple of 4.
+        bits: At most 32.
     """
     blocks = b.width // 4
     if blocks == 1:  # four doubles of 32 bytes, in an epilogue: no vectors of one lane
@@ -70,16 +72,17 @@ def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:
 
 
 def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
-    """As `random_bits` of four positions, of which the given one is the first: a multiple of 4.
+    """Draw as `random_bits` for four positions from the given one, a multiple of 4.
 
-    bits  at most 32
+    Args:
+        bits: At most 32.
     """
     words = _philox(b, seed, _shifted(b, position, 2), stream)
     return [_shifted(b, word, 32 - bits) for word in words]
 
 
 def following_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
-    """As `block_bits`, where the first of the four positions may be any: they lie in two blocks."""
+    """Draw as `block_bits`, but from any first position: the four lie in two blocks."""
     block = _shifted(b, position, 2)
     next_block = b.binary("add", "i64", block, b.constant("i64", 1))
     words = _philox(b, seed, block, stream) + _philox(b, seed, next_block, stream)

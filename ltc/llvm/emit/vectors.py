@@ -35,10 +35,11 @@ Epilogue = Callable[[Builder, str, Index, Index, str | None], str]
 class GeneratedKernel:
     """A module that defines `void @name(ptr %p0, ..., i64 %task, i64 %tasks)` and its entry.
 
-    arguments  what each pointer is, in order
-    tasks      into how many tasks a launch should divide; the results do not depend on it
-    flops      additions and multiplications of one launch
-    numbers    its i64 arguments, %n0 and on
+    Attributes:
+        arguments: The meaning of each pointer, in order.
+        tasks: Into how many tasks a launch should divide; the results do not depend on it.
+        flops: Additions and multiplications of one launch.
+        numbers: Its i64 arguments, %n0 and on.
     """
 
     name: str
@@ -141,7 +142,7 @@ class Vectors(Floats):
         return self._widened(raw, self.width)
 
     def masks_of(self, first: Index, stride: int, limit: Index) -> tuple[str, ...]:
-        """What `strided` needs to leave out elements that are not in [0, limit)."""
+        """Return the masks by which `strided` leaves out elements that are not in [0, limit)."""
         if stride == 2:
             second = first + self.width
             return self.between(first, limit), self.between(second, limit)
@@ -250,11 +251,11 @@ def tasks_for(flops: int, groups: int, blocks: int) -> int:
 
 
 def require_stack(size: int, what: str) -> None:
-    """Raises Unsupported where a kernel would need more memory than threads have for a call."""
+    """Raise Unsupported if a kernel would need more stack than threads have."""
     if size > STACK_BYTES:
         raise Unsupported(
-            f"A {what} whose lines need {size} bytes of working memory has no generated kernel, "
-            f"which may take {STACK_BYTES}. The reference backend computes it."
+            f"A {what} with lines of {size} bytes of working memory has no generated kernel, which "
+            f"may use {STACK_BYTES} bytes. The reference backend computes it."
         )
 
 
@@ -264,7 +265,7 @@ def reserved(builder: Builder, count: int, element: str) -> str:
 
 
 def is_one_piece(depth: Index) -> bool:
-    """Whether a sum is of so few steps at all sizes that it is added one by one."""
+    """Return True if a sum is of so few steps at all sizes that it is added one by one."""
     return isinstance(depth, int) and depth <= LONGEST_SUM
 
 
@@ -277,7 +278,8 @@ def add_in_pieces(
 ) -> list[str]:
     """`sums` after step(k, sums) for k from 0 up to `depth`, added in pieces of LONGEST_SUM.
 
-    totals  memory for the sums, where `depth` is not one piece
+    Args:
+        totals: Memory for the sums, where `depth` is not one piece.
     """
     b = v.builder
     if is_one_piece(depth):

@@ -1,9 +1,9 @@
-"""How a matrix product is cut into panels and blocks: decided here, from its shape, and nowhere else.
+"""The panels and blocks of a matrix product: decided here, from its shape, and nowhere else.
 
 `plan_of` gives every number that the text of a product depends on; docs/codegen.md shows some.
 
-Letters: M rows of the result, N its columns, K the summed dimension.  A *panel* is a strip of
-columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers.  M, K and
+Letters: M rows of the result, N its columns, K the summed dimension. A *panel* is a strip of
+columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers. M, K and
 the outermost batch extent are numbers of the kernel: what is decided here looks at their classes
 alone, so that nearly all batch sizes have one text.
 """
@@ -47,21 +47,15 @@ MANY_BLOCKS, MANY_NEAR_BLOCKS = 4, 8
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where the elements of a batch of matrices lie, as strides in elements.
+    """The places of the elements of a batch of matrices, as strides in elements.
 
-    batch  one stride for each batch dimension; 0 repeats the matrix
+    Attributes:
+        batch: One stride for each batch dimension; 0 repeats the matrix.
     """
 
     row: int
     column: int
     batch: tuple[int, ...] = ()
-
-    def reach(self, batch: tuple[int, ...], rows: int, columns: int) -> int:
-        """Elements from the first to the last of so many matrices."""
-        extents, strides = (*batch, rows, columns), (*self.batch, self.row, self.column)
-        if 0 in extents:
-            return 0
-        return 1 + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
 
 
 def stored_plain(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
@@ -122,10 +116,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Blocking:
-    """What may be chosen freely: each choice has the same bits.
+    """The part of a plan that any value suits: each has the same bits, only its speed differs.
 
-    vectors  how many of them a panel is wide
-    packs    a panel is copied to memory of this thread before it is used
+    Attributes:
+        vectors: The width of a panel in vectors.
+        packs: A panel is copied to memory of this thread before it is used.
     """
 
     vectors: int
@@ -136,21 +131,22 @@ class Blocking:
 class GemmPlan:
     """Every number that the text of a product depends on.
 
-    is_transposed   the kernel's first operand is the right one
-    inner       batch extents but the outermost
-    rows        of the left operand where the text is for so many alone, else 0
-    vectors     how many of them a panel is wide
-    height      rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1
-    by_dots     few rows by a transposed right operand: its rows are read once, as dot products
-    by_dot_tiles  some rows by a transposed right operand: read in place, summed along K
-    pairs       pairs of bfloat16 along K share a lane
-    packs       a panel is copied to memory of this thread before it is used
-    packs_left  so are strips of rows that lie side by side, each made of a few blocks
-    foresees    the rows of the next block follow in memory those of a block
-    depth       how much of K is packed at once
-    splits      whether K may be longer than that
-    is_long     whether K may be longer than one chain of additions
-    prefetches  where a right operand is read in place: rows ahead, or 0
+    Attributes:
+        is_transposed: The kernel's first operand is the right one.
+        inner: Batch extents but the outermost.
+        rows: Number of rows of the left operand, if the text fits only that; else 0.
+        vectors: The width of a panel in vectors.
+        height: Rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1.
+        by_dots: Few rows by a transposed right operand: its rows are read once, as dot products.
+        by_dot_tiles: Some rows by a transposed right operand: read in place, summed along K.
+        pairs: Pairs of bfloat16 along K share a lane.
+        packs: A panel is copied to memory of this thread before it is used.
+        packs_left: So are strips of rows that lie side by side, each made of a few blocks.
+        foresees: The rows of the next block follow in memory those of a block.
+        depth: The part of K that is packed at once.
+        splits: True if K may be longer than `depth`.
+        is_long: True if K may be longer than one chain of additions.
+        prefetches: Rows to prefetch ahead, if the right operand is read in place; else 0.
     """
 
     dtype: torch.dtype
@@ -191,12 +187,14 @@ class GemmPlan:
 
     @property
     def sums_strips(self) -> bool:
-        """Whether K is taken in pieces for a whole strip, so that none is too long to be packed."""
+        """Return True if K is taken in pieces for a whole strip, so that none is too long to be
+        packed.
+        """
         return self.packs_left and not self.pairs
 
     @property
     def adds_in_memory(self) -> bool:
-        """Whether a sum may be of several chains, which are added to what lies in memory."""
+        """Return True if a sum may be of several chains, which are added to values in memory."""
         return self.is_long or self.splits or self.sums_strips
 
     def strip_blocks(self, k: int) -> int:
@@ -211,20 +209,14 @@ class GemmPlan:
         return most(1, -(-self.n // (self.width if narrow else self.panel_width)))
 
 
-def plan_of(
-    dtype: torch.dtype,
-    isa: Isa,
-    shape: Shape,
-    is_transposed: bool,
-    blocking: Blocking | None = None,
-) -> GemmPlan:
+def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_transposed: bool) -> GemmPlan:
     """The plan of a product; products with equal plans have one text."""
     left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
     computed_bytes = BYTES[FORMS[dtype].computed]
     width = isa.lanes(computed_bytes)
     by_dots = _is_by_dots(dtype, isa, shape)
     pairs = _pairs(dtype, isa, shape)
-    blocking = blocking or usual_blocking(dtype, isa, shape)
+    blocking = blocking_of(dtype, isa, shape)
     vectors, packs = blocking.vectors, blocking.packs
     with by_sample(m, n, k):  # blocks of any height are right
         height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
@@ -255,7 +247,7 @@ def plan_of(
     )  # fmt: skip
 
 
-def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
+def blocking_of(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
     """A good choice for nearly all products of that class."""
     must_pack = _must_pack(dtype, isa, shape)  # no choice: where it has to be is guarded
     # Any width is right, and to pack more than has to be.
@@ -265,18 +257,6 @@ def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
         blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
         many = shape.m >= blocks * _height(isa, shape.m, vectors)
     return Blocking(vectors, must_pack or many)
-
-
-def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:
-    """The choices worth trying beside the usual one."""
-    if _is_by_dots(dtype, isa, shape) or _is_by_dot_tiles(dtype, isa, shape):
-        return []
-    usual = usual_blocking(dtype, isa, shape)
-    wanted = (4, 8, 16) if shape.m == 1 else (1, 2, 3, 4)
-    most = _most_vectors(dtype, isa, shape)
-    packs = [True] if _must_pack(dtype, isa, shape) else [True, False]
-    choices = [Blocking(v, p) for v in wanted if v <= most for p in packs]
-    return [choice for choice in choices if choice != usual]
 
 
 def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
@@ -295,7 +275,7 @@ def _is_by_dot_tiles(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
 
 
 def _is_rows_by_rows(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
-    """Whether K, of some vectors, is adjacent in both operands, and in one of many columns."""
+    """Return True if K, of some vectors, is adjacent in both operands, and in one of many columns."""
     return (
         shape.k >= 2 * _width(dtype, isa) and shape.n > 1
         and shape.right.row == 1 and shape.right.column != 1 and shape.left.column == 1
@@ -308,14 +288,15 @@ def _pairs(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
 
 
 def has_pairs(dtype: torch.dtype, isa: Isa) -> bool:
-    """Whether two numbers may share a lane."""
+    """Return True if two numbers may share a lane."""
     return isa.bfloat16_dot and dtype is torch.bfloat16
 
 
 def _packs_left(dtype: torch.dtype, isa: Isa, shape: Shape, vectors: int) -> bool:
-    """Whether rows that lie side by side are packed: read in place, each step is in another line.
+    """Return True if rows that lie side by side are packed: read in place, each step is in another
+    line.
 
-    Those of tall blocks use most of such a line; the pairs of those have to be made.
+    Rows of tall blocks use most of such a line; their pairs have to be made.
     """
     left, m, n, k = shape.left, shape.m, shape.n, shape.k
     if left.row != 1 or left.column == 1:
@@ -331,7 +312,7 @@ def _packs_left(dtype: torch.dtype, isa: Isa, shape: Shape, vectors: int) -> boo
 
 
 def _steps_collide(dtype: torch.dtype, shape: Shape) -> bool:
-    """Whether few steps of rows that lie side by side have room in the caches at the same time."""
+    """Return True if few steps of rows that lie side by side have room in the caches at one time."""
     return shape.left.column * dtype.itemsize % (ALIASING_BYTES // 4) == 0
 
 
@@ -355,7 +336,7 @@ def _height(isa: Isa, m: int, vectors: int) -> int:
 
 
 def _is_even(isa: Isa, shape: Shape, blocking: Blocking) -> bool:
-    """Whether blocks are as high as the powers of two that few rows are made of."""
+    """Return True if blocks are as high as the powers of two that few rows are made of."""
     some = FEW_ROWS < shape.m <= MOST_EVEN_ROWS
     return (
         some and not blocking.packs and _height(isa, shape.m, blocking.vectors) == EVEN_HEIGHT + 1
@@ -363,7 +344,9 @@ def _is_even(isa: Isa, shape: Shape, blocking: Blocking) -> bool:
 
 
 def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
-    """How many vectors wide a panel is: more where few rows leave registers free, or are better."""
+    """Return how many vectors wide a panel is: more where few rows leave registers free, or are
+    better.
+    """
     m = shape.m
     if m == 1:
         return 16 if isa.registers >= 32 else 8
@@ -376,6 +359,6 @@ def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
 
 
 def _rows_collide(dtype: torch.dtype, shape: Shape) -> bool:
-    """Whether a tall block's rows, read side by side along K, would put each other out of cache."""
+    """Return True if a tall block's rows, read side by side along K, evict each other from cache."""
     left = shape.left
     return left.column == 1 and left.row * dtype.itemsize % ALIASING_BYTES == 0

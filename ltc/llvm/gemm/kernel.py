@@ -10,30 +10,21 @@ import functools
 
 import torch
 
-from ltc import config
-from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import function_text
-from ltc.llvm.emit.isa import Isa, host_isa
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, tasks_for
-from ltc.llvm.gemm.autotune import choose
 from ltc.llvm.gemm.blocking import (
     DOT_TILE,
     PANELS_OF_A_STRIP,
-    Blocking,
     GemmPlan,
     Matrix,
     Shape,
     has_pairs,
-    other_blockings,
     plan_of,
-    usual_blocking,
 )  # fmt: skip
 from ltc.llvm.gemm.product_loops import ProductLoops
-from ltc.llvm.gemm.timing import Trial
 from ltc.support.sizes.choices import most
 from ltc.support.sizes.extent import Extent, known
-
-MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
 
 
 def matmul(
@@ -47,26 +38,24 @@ def matmul(
     isa: Isa,
     epilogue: Epilogue | None = None,
     operands: int = 0,
-    blocking: Blocking | None = None,
 ) -> GeneratedKernel:
     """left [*batch, M, K] times right [*batch, K, N].
 
-    dtype     of all three: float32, float64, or float16 and bfloat16, which sum in float32
-    extents   M, N, K; any may be 0, and K = 0 gives zeros
-    result    its columns are adjacent: `result.column` is 1
-    epilogue  maps a vector of sums to the vector stored; its row is counted over the whole batch
-    operands  pointers that the epilogue reads, %p3 and on
-    blocking  how it is cut; None: the usual way, or under LTC_AUTOTUNE the quickest one
-    tasks     each computes whole panels or blocks of rows; no result depends on their number
+    Args:
+        dtype: The dtype of all three: float32, float64, or float16 and bfloat16, which sum in float32.
+        extents: M, N, K; any may be 0, and K = 0 gives zeros.
+        result: Its columns are adjacent: `result.column` is 1.
+        epilogue: Maps a vector of sums to the vector stored; its row is counted over the whole
+            batch.
+        operands: Pointers that the epilogue reads, %p3 and on.
+        tasks: Each computes whole panels or blocks of rows; no result depends on their number.
     """
     m, n, k = extents
     if has_pairs(dtype, isa):
         n = known(n)  # how wide a panel is follows from it
     wanted = Shape(batch, m, n, k, left, right, result).folded()
     shape, is_transposed = _as_computed(wanted, may_transpose=epilogue is None)
-    if blocking is None and not isinstance(n, Extent) and config.value("LTC_AUTOTUNE"):
-        blocking = _tuned(dtype, isa, shape, is_transposed)
-    plan = plan_of(dtype, isa, shape, is_transposed, blocking)
+    plan = plan_of(dtype, isa, shape, is_transposed)
     if epilogue is None:
         text = _plain_text(name, plan)
     else:
@@ -86,7 +75,8 @@ def _as_computed(shape: Shape, may_transpose: bool) -> tuple[Shape, bool]:
 
 
 def _is_column(shape: Shape) -> bool:
-    """Whether a result of one column is one of several adjacent numbers, as many at any sizes.
+    """Return True if a result of one column is one of several adjacent numbers, as many at any
+    sizes.
 
     The text of a row is for so many columns alone.
     """
@@ -111,27 +101,6 @@ def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -
         name, text, arguments, tasks_for(work, groups, blocks), work,
         (shape.m, shape.k, outer, strip),
     )  # fmt: skip
-
-
-def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_transposed: bool) -> Blocking | None:
-    """The quickest blocking on this machine; None where there is no choice, or too much memory."""
-    others = other_blockings(dtype, isa, shape)
-    extents = [(shape.m, shape.k), (shape.k, shape.n), (shape.m, shape.n)]
-    matrices = (shape.left, shape.right, shape.result)
-    sizes = [m.reach(shape.batch, *e) for m, e in zip(matrices, extents)]
-    if not others or isa != host_isa(llvm_binding.has_feature) or sum(sizes) > MOST_TUNED_ELEMENTS:
-        return None
-
-    def trial(blocking: Blocking) -> Trial:
-        plan = plan_of(dtype, isa, shape, is_transposed, blocking)
-        kernel = _kernel("kernel", _plain_text("kernel", plan), plan, shape, 0)
-        left, right, result = (torch.zeros(size, dtype=dtype, device="cpu") for size in sizes)
-        if is_transposed:
-            left, right = right, left
-        return Trial((kernel,), {"left": left, "right": right, "result": result})
-
-    ways = [usual_blocking(dtype, isa, shape), *others]
-    return choose(repr(("matmul", dtype, isa, shape, is_transposed)), ways, trial)
 
 
 def _with_adjacent_columns(shape: Shape) -> Shape:

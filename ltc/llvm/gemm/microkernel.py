@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import LONGEST_SUM, Vectors
-from ltc.llvm.gemm.blocking import GemmPlan
+from ltc.llvm.emit.vectors import LONGEST_SUM, Vectors, reserved, shuffled, transposed
+from ltc.llvm.gemm.blocking import DOT_TILE, GemmPlan
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 
 PREFETCHED_ROWS = 16
@@ -19,8 +20,9 @@ MOST_STREAMS = 16  # of memory that are read side by side
 class ProductBlock:
     """Adds up blocks of one product.
 
-    panel  the packed panel, or None where the right operand is read in place
-    strip  the packed rows, or None where the left operand is read in place
+    Args:
+        panel: The packed panel, or None where the right operand is read in place.
+        strip: The packed rows, or None where the left operand is read in place.
     """
 
     def __init__(
@@ -32,11 +34,12 @@ class ProductBlock:
         self.prefetches_left = plan.left.column * plan.dtype.itemsize >= FAR_BYTES
 
     def sums(self, left: str, right: str, rows: int, masks, first: Index, end: Index) -> list[str]:
-        """rows x vectors sums of the steps from `first` up to `end` of what is packed.
+        """Return rows x vectors sums of the packed steps from `first` up to `end`.
 
-        left   where the block's first row begins, at step 0
-        right  where the panel begins, where it is read in place
-        masks  of the panel's vectors
+        Args:
+            left: The place of the block's first row, at step 0.
+            right: The place of the panel, or of its first column if it is read in place.
+            masks: The masks of the panel's vectors.
         """
         v = self.v
         if self.plan.pairs:
@@ -75,7 +78,7 @@ class ProductBlock:
         return functools.partial(self.strip.value, left, k)
 
     def _in_place(self, left: str, k: Index, rows: int) -> Callable[[int], str]:
-        """What gives step k of a row of a block that is read where it is."""
+        """Return the maker of step k of a row of a block that is read in place."""
         v, plan = self.v, self.plan
         here = v.at(left, k * plan.left.column)
         if plan.foresees and rows == plan.height:
@@ -90,7 +93,7 @@ class ProductBlock:
         return lambda r: v.scalar(here, r * plan.left.row)
 
     def _pair_step(self, left, k, rows, vectors, sums) -> list[str]:
-        """As `_step` for two elements of K; their products are added before the sum."""
+        """Step as `_step` does, for two elements of K; their products are added before the sum."""
         v, b = self.v, self.b
         pair, words = f"<{2 * v.width} x bfloat>", f"<{v.width} x i32>"
         function = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -178,3 +181,86 @@ def pieces(v: Vectors, first: Index, end: Index, body) -> None:
     v.builder.loop(first, end, LONGEST_SUM, [], lambda start, _: body(
         start, least(start + LONGEST_SUM, end)
     ))  # fmt: skip
+
+
+# --- rows times rows --------------------------------------------------------------------------
+# A transposed right operand is read where it is, not packed.  Both operands have K adjacent in memory.
+# The products of four rows with four columns are summed side by side, each in the lanes of a vector
+# along K; transposed, the sixteen vectors add up to the sixteen results.
+
+STRIP_TILES = 16  # tiles of rows whose sums wait in memory, one vector of columns wide
+PIECE_VECTORS = 64  # of K at a time: four rows of it are half of a first-level cache
+
+
+class DotTiles:
+    """Sums of some rows times one vector of columns."""
+
+    def __init__(self, v: Vectors, plan: GemmPlan, rows: Index, depth: Index):
+        """`rows`, `depth`: all of M and K."""
+        self.v, self.b, self.plan = v, v.builder, plan
+        self.rows, self.depth = rows, depth
+        self.memory = reserved(self.b, STRIP_TILES * DOT_TILE * v.width, v.element)
+
+    def sums(self, left: str, right: str, column: Index, first: Index, last: Index) -> None:
+        """The tiles of rows from number `first` up to `last`, with the columns from `column` on.
+
+        The sum of row r and column c is at place (r - DOT_TILE * first) * width + c - column.
+        """
+        v, b = self.v, self.b
+        tiles = last - first
+        size = tiles * (DOT_TILE * v.width)
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.memory, i))
+
+        def tile(start: Index, j: Index, i: Index, _) -> None:
+            row = (first + i) * DOT_TILE
+            place = i * (DOT_TILE * v.width) + j
+            self._tile(left, right, row, column + j, start, place)
+
+        pieces, columns = (0, self.depth, PIECE_VECTORS * v.width), (0, v.width, DOT_TILE)
+        b.nest((pieces, columns, tiles), [], tile)
+
+    def _tile(self, left, right, row: Index, column: Index, start: Index, place: Index) -> None:
+        """Adds to memory what the steps from `start` on give."""
+        v, b = self.v, self.b
+        xs = self._lines(left, row, self.rows, self.plan.left.row, start)
+        ys = self._lines(right, column, self.plan.n, self.plan.right.column, start)
+
+        def step(k: Index, mask: str | None, sums: list[str]) -> list[str]:
+            rows, columns = ([v.load(line, k, mask) for line in lines] for lines in (xs, ys))
+            pairs = ((x, y) for x in rows for y in columns)
+            return [v.multiply_add(x, y, total) for (x, y), total in zip(pairs, sums)]
+
+        depth = least(PIECE_VECTORS * v.width, self.depth - start)
+        whole = depth - depth % v.width
+        zeros = [(v.vector, v.zero)] * DOT_TILE**2
+        sums = b.loop(0, whole, v.width, zeros, lambda k, values: step(k, None, values))
+        rest = depth - whole
+        carried = v.typed(sums)
+        sums = b.when(
+            b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, v.first(rest), sums)
+        )
+        self._add(sums, place)
+
+    def _lines(self, pointer, first: Index, limit: Index, stride: int, start: Index) -> list[str]:
+        """Return where each of four rows begins; beyond the last, the last again."""
+        v = self.v
+        base = v.at(pointer, start)
+        rows = (least(first + i, limit - 1) for i in range(DOT_TILE))
+        return [v.at(base, row * stride) for row in rows]
+
+    def _add(self, sums: list[str], place: Index) -> None:
+        """Sum number r * DOT_TILE + c goes to row r, column c of a tile in memory."""
+        v, b, n = self.v, self.b, self.v.width
+        part, size = f"<{DOT_TILE} x {v.element}>", BYTES[v.element]
+        for start in range(0, DOT_TILE**2, n):
+            totals = transposed(b, sums[start : start + n], v.element)
+            while len(totals) > 1:
+                half = len(totals) // 2
+                totals = [v.add(x, y) for x, y in zip(totals[:half], totals[half:])]
+            for i in range(0, n, DOT_TILE):
+                row = (start + i) // DOT_TILE
+                at = v.at(self.memory, place + row * n, v.element)
+                four = shuffled(b, v.vector, totals[0], totals[0], list(range(i, i + DOT_TILE)))
+                old = b.effect(f"load {part}, ptr {at}, align {size}")
+                total = b.value(f"fadd {part} {old}, {four}")
+                b.emit(f"store {part} {total}, ptr {at}, align {size}")

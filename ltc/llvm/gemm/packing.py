@@ -134,10 +134,11 @@ class PackedRows:
     ) -> None:
         """Copy steps `start` to `start + depth` of blocks number `first` up to `last`.
 
-        rows  of the whole matrix
-
         Blocks that whole vectors can be read from are copied together, so that each line of the
         matrix is fetched once.
+
+        Args:
+            rows: The rows of the whole matrix.
         """
         height = self.plan.height
         beyond = self.line - height  # elements that a block's vectors take from the next one
@@ -172,7 +173,9 @@ class PackedRows:
             v.raw_store(values, v.at(target, start, self.element), None, self.element, v.width)
 
     def at(self, block: Index, step: Index, row: Index) -> str:
-        """Where a block of the strip begins, at a step of K, an even one of pairs, and a row of it."""
+        """Return where a block of the strip begins, at a step of K, an even one of pairs, and its
+        row.
+        """
         v = self.v
         step = block * self.steps + step // self.together
         return v.at(self.memory, step * self.line + row, self.element)

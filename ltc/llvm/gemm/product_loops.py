@@ -9,8 +9,14 @@ from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Epilogue, Vectors, reserved
 from ltc.llvm.gemm.blocking import DOT_TILE, STRIP_BLOCKS, STRIP_PANELS, GemmPlan
-from ltc.llvm.gemm.microkernel import Dots, ProductBlock, add_to_memory, pieces
-from ltc.llvm.gemm.microkernel_dot import STRIP_TILES, DotTiles
+from ltc.llvm.gemm.microkernel import (
+    STRIP_TILES,
+    Dots,
+    DotTiles,
+    ProductBlock,
+    add_to_memory,
+    pieces,
+)
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 from ltc.support.sizes.extent import Extent
 
@@ -20,7 +26,8 @@ WAITING_BLOCKS = 32  # whose partial sums wait in memory where K is split
 class ProductLoops:
     """The body of one kernel.
 
-    numbers  its arguments: M, K, the outermost batch extent, blocks of a packed strip
+    Attributes:
+        numbers: Its arguments: M, K, the outermost batch extent, blocks of a packed strip.
     """
 
     numbers = 4
@@ -62,7 +69,7 @@ class ProductLoops:
             self._each_group(plan.panels, self.blocks, self._panel)
 
     def _waiting_blocks(self) -> int:
-        """How many blocks have sums in memory at the same time."""
+        """Return how many blocks have sums in memory at the same time."""
         if self.plan.sums_strips:
             return STRIP_BLOCKS * STRIP_PANELS
         return WAITING_BLOCKS if self.plan.splits else 1
@@ -71,9 +78,10 @@ class ProductLoops:
         return (self.blocks + (self.strip_blocks - 1)) // self.strip_blocks
 
     def _each_group(self, groups: Index, members: Index, body) -> None:
-        """body(group, first member, last member) for what this task has of each group.
+        """Call body(group, first member, last member) for this task's part of each group.
 
-        groups  of each batch
+        Args:
+            groups: The groups of each batch.
         """
         count: Index = self.outer * groups
         for extent in self.plan.inner:
@@ -195,7 +203,7 @@ class ProductLoops:
         body(width)
 
     def _blocks(self, width: Index, first: Index, last: Index) -> None:
-        """Those from `first` up to `last` of a panel of so many columns."""
+        """Compute the blocks from `first` up to `last` of a panel of so many columns."""
         if self.plan.splits:
             self.b.loop(first, last, WAITING_BLOCKS, [], lambda low, _: self._split(
                 width, low, least(low + WAITING_BLOCKS, last)
@@ -268,7 +276,8 @@ class ProductLoops:
     def _rows(self, number, before, rows: int, start: Index, depth: Index, spot: Index) -> None:
         """The sums of `rows` rows of a block over `depth` steps from `start`, stored.
 
-        before  rows of the block that come before them
+        Args:
+            before: Rows of the block that come before them.
         """
         v, plan = self.v, self.plan
         row = number * plan.height + before
@@ -295,7 +304,7 @@ class ProductLoops:
             v.store_computed(value, memory, i * v.width)
 
     def _rows_of(self, number: Index) -> str:
-        """How many rows a block has."""
+        """Return how many rows a block has."""
         is_whole = self._holds("slt", number, self.full)
         return self.b.where(is_whole, self.plan.height, self.tail)
 

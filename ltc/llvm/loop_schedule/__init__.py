@@ -1,7 +1,7 @@
-"""How the loops of a nest are to run: decided before a line of its text is written.
+"""The schedule of a nest's loops: decided before a line of its text is written.
 
-iteration_space                   the nest in as few variables as it needs
-vector_axis, open_extents         which variable runs over lanes; which extents the text leaves open
-row_groups, one_hot, kept_rows    rows that are transposed, sums of one term, rows computed once
-loop_schedule, work_items         all of it together; the work as threads share it out
+iteration_space            the nest in as few variables as it needs
+vector_axis, open_extents  the variable that runs over lanes; the extents that the text leaves open
+row_groups, kept_rows      rows that are transposed; rows computed once
+loop_schedule              all of these together; the work that threads share
 """

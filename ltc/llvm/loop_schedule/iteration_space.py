@@ -10,10 +10,11 @@ from ltc.ir.loop_nest import READS, Affine, Kernel, Store, Value
 
 
 class Space:
-    """The variables that are left when neighbours which always move together are one.
+    """The variables of a nest after neighbours that always move together are merged.
 
-    extents  of the new variables
-    depth    how many of them come before the boundary
+    Attributes:
+        extents: The extents of the new variables.
+        depth: Number of new variables before the boundary.
     """
 
     def __init__(self, kernel: Kernel, forms: list[Affine], boundary: int):
@@ -54,9 +55,10 @@ class Space:
 class Nest:
     """A kernel in the variables of its space.
 
-    order       its values, operands first
-    reductions  those of them that loops reduce
-    summed      the variables of rows that its stores add up
+    Attributes:
+        order: Its values, operands first.
+        reductions: The values that loops reduce.
+        summed: The variables of rows that its stores add up.
     """
 
     kernel: Kernel
@@ -71,7 +73,7 @@ class Nest:
 
     @property
     def depth(self) -> int:
-        """How many variables stay when the reductions are done."""
+        """Return how many variables stay when the reductions are done."""
         return self.space.depth
 
     @property
@@ -83,7 +85,7 @@ class Nest:
         return [value for value in self.order if value.kind == "load"]
 
     def offset(self, read: Value) -> Affine:
-        """Where a value that reads memory does so."""
+        """Return where a value that reads memory does so."""
         return self.space.form(read.data[1])
 
     def is_made_once_a_row(self, store: Store) -> bool:
@@ -93,7 +95,9 @@ class Nest:
 def nest_of(kernel: Kernel, boundary: int = 0) -> Nest:
     """The kernel in as few variables as it needs.
 
-    boundary  variables before it and from it on are never joined; 0: where the reductions begin
+    Args:
+        boundary: Variables before it and from it on are never joined; 0: where the reductions
+            begin.
     """
     order = kernel.values()
     space = Space(kernel, forms_of(order, kernel.stores), boundary or kernel.depth)
@@ -109,7 +113,7 @@ def forms_of(values: Iterable[Value], stores: tuple[Store, ...]) -> list[Affine]
 
 
 def forms_of_value(value: Value) -> list[Affine]:
-    """Where it reads, stands or is guarded; without its operands."""
+    """Return the forms of its reads, its positions and its guards; without its operands'."""
     forms = [guard.form for guard in value.guards]
     if value.kind in READS:
         forms.append(value.data[1])

@@ -40,7 +40,7 @@ def room_for_a_row(schedule: LoopSchedule) -> int:
 
 
 def read_by(roots: Iterable[Value]) -> set[Value]:
-    """What one pass computes: nothing behind a reduction."""
+    """Return the values that one pass computes: none behind a reduction."""
     seen: set[Value] = set()
     waiting = list(roots)
     while waiting:

@@ -14,7 +14,8 @@ LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast 
 def open_variables(nest: Nest, vector: int, moves_columns: bool) -> frozenset[int]:
     """The outermost variable and the outermost reduced one, but no short row of lanes.
 
-    moves_columns  whether what lies in columns is read or copied so
+    Args:
+        moves_columns: True if what lies in columns is read or copied so.
     """
     depth, last = nest.depth, len(nest.extents) - 1
     if last < 0:
@@ -30,7 +31,7 @@ def open_variables(nest: Nest, vector: int, moves_columns: bool) -> frozenset[in
 
 
 def _takes_any_extent(nest: Nest, variable: int, vector: int) -> bool:
-    """Whether loops over a reduced variable are as good where its extent is an argument."""
+    """Return True if loops over a reduced variable are as good where its extent is an argument."""
     if variable != vector or nest.depth == 0 or isinstance(nest.extents[variable], Extent):
         return True
     is_last = variable == len(nest.extents) - 1

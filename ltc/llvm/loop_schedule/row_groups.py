@@ -34,12 +34,12 @@ def loads_to_transpose(nest: Nest) -> list[Value]:
 
 
 def _are_few(extent: Size) -> bool:
-    """Whether they fill no vector; where any number may come, that decides nothing."""
+    """Return True if they fill no vector; where any number may come, that decides nothing."""
     return not isinstance(extent, Extent) and extent < LANES
 
 
 def rows_of_a_group(nest: Nest, loads: list[Value]) -> int:
-    """How many rows of all loads are transposed together; 0 where no vector of them fits."""
+    """Return how many rows of all loads are transposed together; 0 if no vector of them fits."""
     bytes = sum(FORMS[load.data[0].dtype].bytes for load in loads)
     fitting = GROUP_BYTES // max(1, bytes * pitch_of(nest))
     rows = prod(nest.extents[: nest.depth])

@@ -1,4 +1,4 @@
-"""The variable that runs over the lanes of vectors, and what depends on it.
+"""The variable that runs over the lanes of vectors, and the decisions that depend on it.
 
 It is the innermost one, or, where a reduction's rows lie side by side in memory, the last one that
 stays.
@@ -48,7 +48,7 @@ def column_loads(nest: Nest) -> list[Value]:
 
 
 def fits_tiles(nest: Nest, lanes: int) -> bool:
-    """Whether squares of vectors, transposed in registers, cover the last two variables."""
+    """Return True if squares of vectors, transposed in registers, cover the last two variables."""
     last = nest.extents[-2:]
     whole = all(not isinstance(extent, Extent) and extent % lanes == 0 for extent in last)
     plain = not any(load.guards for load in column_loads(nest))

@@ -1,8 +1,7 @@
-"""What a kernel looks at before it computes: an index outside its dimension, a divisor of zero,
-whatever a rule wants to hold.
+"""The checks of a kernel before it computes: indices, zero divisors, conditions of rules.
 
-What is wrong is reported in the kernel's fault word, and something harmless is used in its place:
-no kernel reads outside its buffers or traps, whatever the data are.
+A violation is reported in the kernel's fault word, and a harmless value is used in its place: no
+kernel reads outside its buffers or traps, whatever the data are.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ NUMBER_BITS = 8  # of a fault word: which check failed; the rest is a value
 
 @dataclass(frozen=True)
 class Report:
-    """Where a kernel says what was wrong.
+    """The place where a kernel reports a fault.
 
-    word    the register that holds the address of its fault word
-    number  of this check, from 1
+    Attributes:
+        word: The register that holds the address of its fault word.
+        number: The number of this check, from 1.
     """
 
     word: str
@@ -33,7 +33,7 @@ class Report:
 
 
 def faults_of(kernel: Kernel) -> tuple[Fault, ...]:
-    """What each check of a kernel says, in their order; the first one's word serves all."""
+    """Return the fault of each check of a kernel, in order; the first one's word serves all."""
     return tuple(_fault(value.data) for value in kernel.checks())
 
 
@@ -51,8 +51,9 @@ def wrapped(
 ) -> str:
     """The index from 0 to size - 1 that a WRAP_INDEX node gives, and 0 for one that is outside.
 
-    size  node's attribute, or the argument that has it
-    used  i1 of each lane: whether anybody wants its index; None where all are wanted
+    Args:
+        size: Node's attribute, or the argument that has it.
+        used: i1 of each lane, true if its index is used; None: all are used.
     """
     inside = index
     if node.attr("lowest"):

@@ -1,29 +1,159 @@
-"""Where in the text of a kernel the writer stands, and which registers it has there."""
+"""The writer's place in the text of a kernel, with its registers and arguments.
+
+Numbers that differ between batch sizes or slices (extents, offsets, constants such as the count
+that a mean divides by) are arguments: one compiled kernel serves all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from ltc.ir.loop_nest import Value
 from ltc.ir.node import Node
+from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.dtype import FORMS, rounded_to_float
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loop_schedule.iteration_space import Nest
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
-from ltc.llvm.loops.arguments import Arguments
 from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.marks import bits_of, mark_of
+
+NEAR = 64  # elements: neighbours of a point, as a stencil reads them, are part of the text
+PLAIN = frozenset({0.0, 0.5, 1.0, 2.0, math.inf})  # constants of a formula, never of a shape
+
+
+class Arguments:
+    """Collects the arguments of one kernel.
+
+    Attributes:
+        is_open: True if there are any; without, every number is written into the text.
+        numbers: Their values, in the order of their names %n0, %n1, ...
+        shifts: Bytes to add to the pointer of a node that is read.
+    """
+
+    def __init__(self, builder: Builder, is_open: bool):
+        self.b, self.is_open = builder, is_open
+        self.shifts: dict[Node, int] = {}
+        self._values: dict[Hashable, int] = {}
+        self._places: dict[Hashable, int] = {}  # of the same keys, in their order
+        self._constants: dict[Value, Index] = {}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self._values.values())
+
+    def number(self, key: Hashable, value: int) -> Index:
+        """The name of the argument with that key; the value itself where there are none.
+
+        By key, not by value: two numbers that happen to be equal stay two.
+        """
+        if not self.is_open:
+            return value
+        self._values.setdefault(key, value)
+        return self.b.number(self._places.setdefault(key, len(self._places)))
+
+    # --- where loads begin -----------------------------------------------------------------------
+
+    def place(self, values: Iterable[Value]) -> None:
+        """Decides how the constant part of every load's offset is added."""
+        by_node: dict[Node, list[Value]] = defaultdict(list)
+        looked_up = {value.data[0] for value in values if value.kind == "lookup"}
+        for value in values:
+            if value.kind == "load":
+                by_node[value.data[0]].append(value)
+        for position, (node, loads) in enumerate(by_node.items()):
+            self._place(position, node, loads, node in looked_up)
+
+    def _place(self, position: int, node: Node, loads: list[Value], looked_up: bool) -> None:
+        constants = sorted({load.data[1].constant for load in loads})
+        # A guarded load outside its guards reads element 0, which must be there, and a lookup
+        # counts from the first element.
+        guarded = looked_up or any(load.guards for load in loads)
+        first = 0 if guarded or not self.is_open else constants[0]
+        if first:
+            self.shifts[node] = first * FORMS[node.dtype].bytes
+        for load in loads:
+            constant = load.data[1].constant - first
+            if guarded or constant >= NEAR:
+                key = ("constant", position, constants.index(load.data[1].constant))
+                constant = self.number(key, constant)
+            self._constants[load] = constant
+
+    def constant_of(self, load: Value) -> Index:
+        """Return the part of a load's offset beside its variables'."""
+        return self._constants[load]
+
+    # --- constants -------------------------------------------------------------------------------
+
+    def literal(self, value: Value) -> str:
+        """The register of a constant, or its text."""
+        number, form = _number(value), FORMS[value.dtype]
+        if isinstance(number, Extent) and not self.is_open:
+            number = float(number) if value.dtype.is_floating_point else int(number)
+        if not self.is_open or not _may_depend_on_a_shape(value, number):
+            return self.b.constant(form.computed, number)
+        if isinstance(number, Extent) and form.computed == "i64":
+            return self.b.splat("i64", str(self.number(("literal", value), number)))
+        if isinstance(number, Extent):
+            whole = "i64" if form.computed == "double" else "i32"
+            bits = bits_of(number, whole == "i64")
+        elif form.computed == "double":
+            bits, whole = struct.unpack("<q", struct.pack("<d", number))[0], "i64"
+        else:
+            number = rounded_to_float(number)
+            bits, whole = struct.unpack("<i", struct.pack("<f", number))[0], "i32"
+        with self.b.lanes(1):
+            register = str(self.number(("literal", value), bits))
+            if whole == "i32":
+                register = self.b.value(f"trunc i64 {register} to i32")
+            register = self.b.value(f"bitcast {whole} {register} to {form.computed}")
+        return self.b.splat(form.computed, register)
+
+    def splat_constants(self, values: Iterable[Value], lanes: int) -> None:
+        """Writes the constants that are arguments before any loop."""
+        with self.b.lanes(lanes):
+            for value in values:
+                if value.kind == "constant" and _may_depend_on_a_shape(value, _number(value)):
+                    self.literal(value)
+
+
+def _number(value: Value) -> Any:
+    if value.data in ("True", "False"):
+        return value.data == "True"
+    if (size := mark_of(value.data)) is not None:
+        return float(size) if value.dtype in LOW_PRECISION else size
+    if not value.dtype.is_floating_point:
+        return int(value.data)
+    number = float(value.data)
+    if value.dtype in LOW_PRECISION:
+        return torch.tensor(number, dtype=value.dtype, device="cpu").item()
+    return number
+
+
+def _may_depend_on_a_shape(value: Value, number: Any) -> bool:
+    if isinstance(number, Extent):
+        return True
+    return value.dtype.is_floating_point and abs(number) not in PLAIN and number == number
 
 
 @dataclass(eq=False)
 class KeptRows:
     """Memory of the functions of a row that several passes read.
 
-    memory  where the row of each value is
-    begun   whose rows the pass under way stores
-    stored  whose rows are there
+    Attributes:
+        memory: The place of each value's row.
+        begun: The values whose rows the pass under way stores.
+        stored: The values whose rows are stored.
     """
 
     memory: dict[Value, str] = field(default_factory=dict)
@@ -40,8 +170,9 @@ class KeptRows:
 class RowGroup:
     """Memory of a group of rows that are copied before they are reduced.
 
-    memory  where the rows of each load are
-    row     of the group, of which values are made now
+    Attributes:
+        memory: The place of each load's rows.
+        row: The row of the group that is computed now.
     """
 
     memory: dict[Value, str] = field(default_factory=dict)
@@ -50,19 +181,20 @@ class RowGroup:
 
 @dataclass(eq=False)
 class LoopContext:
-    """What the functions that write a kernel hand down, as `ctx`.
+    """The state that the functions writing a kernel hand down, as `ctx`.
 
-    Whoever opens a loop moves the variables; `known` has a scope for each loop that is open.
+    The opener of a loop moves the variables; `known` has a scope for each loop that is open.
 
-    b           the text
-    pointers    the address of each node that is read
-    targets     the address of each node that is written
-    checks      the number of each cell that may fail
-    fault_word  the address of the word that says which one did
-    is_vector   whether a value is a vector of lanes, or a scalar
-    variables   where the variables stand
-    mask        the lanes that are inside; None: all
-    known       the registers of values
+    Attributes:
+        b: The text.
+        pointers: The address of each node that is read.
+        targets: The address of each node that is written.
+        checks: The number of each cell that may fail.
+        fault_word: The address of the word that names the cell that failed.
+        is_vector: True if a value is a vector of lanes, or a scalar.
+        variables: The present values of the variables.
+        mask: The lanes that are inside; None: all.
+        known: The registers of values.
     """
 
     nest: Nest
@@ -100,7 +232,7 @@ class LoopContext:
         return None
 
     def extent(self, variable: int) -> Index:
-        """What the variable stays below: the name of an argument, or a number."""
+        """Return the variable's exclusive bound: the name of an argument, or a number."""
         extent = self.nest.extents[variable]
         if variable in self.schedule.open:
             return self.arguments.number(("extent", variable), extent)

@@ -1,6 +1,6 @@
-"""Where a point is: the places it reads and writes, its number, and whether it is inside.
+"""The coordinates of a point: the places it reads and writes, its number, whether it is inside.
 
-What is uniform is a number of one point, the first lane of a vector of them.
+A uniform value is a number of one point, the first lane of a vector of them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _argument(ctx: LoopContext, coefficient: Size) -> Index:
 
 
 def element(ctx: LoopContext, load: Value, offset: Affine) -> Index:
-    """Where a load begins, in elements from where its pointer does."""
+    """Return where a load begins, in elements from its pointer."""
     base = uniform(ctx, Affine(0, offset.terms))
     return base + ctx.arguments.constant_of(load)
 
 
 def lane_step(ctx: LoopContext, form: Affine) -> Size:
-    """How far a form goes from one lane to the next."""
+    """Return how far a form goes from one lane to the next."""
     return form.coefficient(ctx.schedule.vector)
 
 

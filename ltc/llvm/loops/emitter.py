@@ -13,31 +13,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ltc.ir.loop_nest import Affine, Kernel
+from ltc.ir.loop_nest import Affine, Kernel, Value
 from ltc.ir.node import Node
+from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.conversions import from_memory
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.emit.vectors import transposed
 from ltc.llvm.loop_schedule.iteration_space import nest_of
 from ltc.llvm.loop_schedule.kept_rows import room_for_a_row, values_to_keep
-from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule, schedule_of
-from ltc.llvm.loop_schedule.work_items import (
+from ltc.llvm.loop_schedule.loop_schedule import (
     WIDE,
+    LoopSchedule,
     row_variables,
+    schedule_of,
     strip_length,
     strips_of_a_row,
     tasks_of,
     wants_wide_vectors,
     work_items,
 )
+from ltc.llvm.loop_schedule.vector_axis import column_loads
 from ltc.llvm.loops.bounds_checks import faults_of
-from ltc.llvm.loops.column_tiles import write_tile
 from ltc.llvm.loops.context import LoopContext, context_of
+from ltc.llvm.loops.coordinates import element
 from ltc.llvm.loops.nests import over_vectors
-from ltc.llvm.loops.rows import write_row, write_summed_rows
+from ltc.llvm.loops.rows import reserve_groups, write_group, write_row, write_summed_rows
 from ltc.llvm.loops.stores import store_all
-from ltc.llvm.loops.transposed_rows import reserve_groups, write_group
 from ltc.llvm.loops.values import hoist
 from ltc.support.sizes.extent import Extent
 
@@ -102,7 +106,7 @@ def _write_item(ctx: LoopContext, item: Index) -> None:
 
 
 def _row_and_strip(ctx: LoopContext, item: Index, rows: list[int]) -> tuple[Index, Index]:
-    """Of a work item: the number of its row, and that of its strip or group."""
+    """Return a work item's row number, and that of its strip or group."""
     schedule, strips = ctx.schedule, strips_of_a_row(ctx.schedule)
     if (schedule.has_strips or schedule.transposed) and not rows:
         return item, item
@@ -146,3 +150,33 @@ def _write_point(ctx: LoopContext, first_row: Index) -> None:
         write_row(ctx)
     else:
         store_all(ctx, ctx.nest.kernel.stores)
+
+
+# --- squares of rows and lanes ----------------------------------------------------------------
+# Operands that lie in columns are loaded so, and transposed in registers.
+
+
+def write_tile(ctx: LoopContext, first_row: Index) -> None:
+    """The square from a row on whose columns begin where the vector variable stands."""
+    row = len(ctx.nest.extents) - 2
+    loaded = {load: _rows_of(ctx, load, row, first_row) for load in column_loads(ctx.nest)}
+    for k in range(ctx.schedule.lanes):
+        with ctx.scope():
+            ctx.variables[row] = first_row + k
+            for load, rows in loaded.items():
+                ctx.known[-1][load] = from_memory(ctx.b, FORMS[load.dtype], rows[k])
+            store_all(ctx, ctx.nest.kernel.stores)
+
+
+def _rows_of(ctx: LoopContext, load: Value, row: int, first_row: Index) -> list[str]:
+    """The stored elements of each row of the tile, one vector each."""
+    b, form, vector = ctx.b, FORMS[load.dtype], ctx.schedule.vector
+    offset, pointer = ctx.nest.offset(load), ctx.pointers[load.data[0]]
+    column, columns = ctx.variables[vector], []
+    for k in range(ctx.schedule.lanes):
+        with ctx.scope():
+            ctx.variables[row], ctx.variables[vector] = first_row, column + k
+            base = element(ctx, load, offset)
+        address = b.address(pointer, base, form.stored)
+        columns.append(memory_ops.load(b, address, form.stored))
+    return transposed(b, columns, form.stored)

@@ -1,4 +1,4 @@
-"""What a kernel reads from memory at one point, or at one vector of points."""
+"""The loads of a kernel at one point, or at one vector of points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(ctx: LoopContext, value: Value) -> str:
 
 
 def load_unguarded(ctx: LoopContext, value: Value) -> str:
-    """What is loaded where its guards hold for every lane."""
+    """Return the value loaded where its guards hold for every lane."""
     return _load_where(ctx, value, ())
 
 
@@ -47,7 +47,7 @@ def read(
     guards: tuple[Guard, ...],
     form: Form,
 ) -> str:
-    """What is at `base`, and over the lanes where `offset` goes from there."""
+    """Return the values at `base`, and over the lanes where `offset` goes from there."""
     b, step = ctx.b, lane_step(ctx, offset)
     loaded: str
     if b.width == 1:
@@ -78,7 +78,7 @@ def _mask(ctx: LoopContext, guards: tuple[Guard, ...]) -> str | None:
 
 
 def look_up(ctx: LoopContext, value: Value, index: str) -> str:
-    """What is at an index that was computed, one for all lanes."""
+    """Return the value at a computed index, one for all lanes."""
     b, form = ctx.b, FORMS[value.dtype]
     node, _, step, size = value.data
     offset = ctx.nest.offset(value)
@@ -89,7 +89,7 @@ def look_up(ctx: LoopContext, value: Value, index: str) -> str:
 
 
 def look_up_each(ctx: LoopContext, value: Value, indices: str, width: int) -> str:
-    """What is at an index of each lane."""
+    """Return the values at an index of each lane."""
     b, form = ctx.b, FORMS[value.dtype]
     node, _, step, size = value.data
     found = inside_of(b, indices, ctx.size(size))

@@ -60,7 +60,7 @@ def _all_lanes(ctx: LoopContext, body: Body) -> Callable[[IndexRegister, list[st
 
 
 def again(carried: Carried, values: list[str]) -> list[tuple[str, str]]:
-    """What goes around the next loop: values that another one has left."""
+    """Return the carried values of the next loop: those that another one has left."""
     return [(type, value) for (type, _), value in zip(carried, values)]
 
 
@@ -85,7 +85,8 @@ def loop_over(
 ) -> list[str]:
     """Loops over the inner variables around a body that takes and gives what is carried.
 
-    roots  the values that the body computes
+    Args:
+        roots: The values that the body computes.
     """
     if not inner:
         with ctx.scope():
@@ -99,7 +100,7 @@ def loop_over(
 def step_of(
     ctx: LoopContext, inner: list[int], roots: Sequence[Value], carried: Carried, body: Body
 ) -> Callable[[IndexRegister, list[str]], list[str]]:
-    """What a loop over the first inner variable does: the loops inside it."""
+    """Return the body of a loop over the first inner variable: the loops inside it."""
 
     def step(i: IndexRegister, values: list[str]) -> list[str]:
         with ctx.scope():

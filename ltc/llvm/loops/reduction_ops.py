@@ -1,4 +1,4 @@
-"""How many values become one: what an accumulator begins with, takes in, and comes to.
+"""Reductions of many values to one: an accumulator's start, its steps, and its end.
 
 Accumulators of f16 and bf16 are float and round once, at the end.
 """
@@ -28,7 +28,7 @@ COMBINE = {
 
 
 def can_reduce(node: Node) -> bool:
-    """Whether a kernel can compute this reduction."""
+    """Return True if a kernel can compute this reduction."""
     dtype = node.dtype
     if node.op not in COMBINE or dtype not in FORMS or not node.attr("dims"):
         return False
@@ -36,13 +36,13 @@ def can_reduce(node: Node) -> bool:
 
 
 def op_of(value: Value) -> Op:
-    """What a reduction combines its operands by."""
+    """Return the operation by which a reduction combines its operands."""
     assert value.op is not None, value.kind
     return value.op
 
 
 def start(op: Op, form: Form) -> float | int | bool:
-    """What changes nothing when it is combined."""
+    """Return the neutral value of the operation."""
     if op is ops.SUM:
         return -0.0 if form.is_float else 0
     if op is ops.PROD:

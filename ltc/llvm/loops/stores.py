@@ -1,4 +1,4 @@
-"""What a kernel writes to memory at one point, or at one vector of points."""
+"""The stores of a kernel at one point, or at one vector of points."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def begin_sums(ctx: LoopContext, stores: Sequence[Store]) -> None:
 
 
 def _register_to_store(ctx: LoopContext, one: Store) -> str:
-    """What is stored, or added: a vector where it goes to more than one place."""
+    """Return the value stored, or added: a vector if it goes to more than one place."""
     width = _width_of(ctx, one)
     with ctx.b.lanes(width):
         return lanes_of(ctx, one.value, width)
@@ -54,7 +54,7 @@ def _width_of(ctx: LoopContext, one: Store) -> int:
 
 
 def _total(ctx: LoopContext, one: Store) -> str:
-    """What a store that sums rows has added up so far."""
+    """Return the sum so far of a store that sums rows."""
     offset, form = ctx.nest.space.form(one.offset), FORMS[one.node.dtype]
     with ctx.b.lanes(1):
         base = uniform(ctx, offset)
@@ -83,12 +83,12 @@ def _put(ctx: LoopContext, one: Store, register: str) -> None:
 
 
 def _passes_caches(ctx: LoopContext, one: Store, offset: Affine) -> bool:
-    """Whether it is written for a later reader: totals are read again at the next row."""
+    """Return True if it is written for a later reader: totals are read again at the next row."""
     return one.node in ctx.schedule.streamed and not one.sums and _is_aligned(ctx, offset)
 
 
 def _is_aligned(ctx: LoopContext, offset: Affine) -> bool:
-    """Whether each vector of a buffer, itself aligned, lies at a multiple of its size."""
+    """Return True if each vector of a buffer, itself aligned, lies at a multiple of its size."""
     rest = [c for v, c in offset.terms if v != ctx.schedule.vector]
     is_aligned = all(c % ctx.schedule.lanes == 0 for c in (offset.constant, *rest))
     return lane_step(ctx, offset) == 1 and is_aligned

@@ -1,4 +1,4 @@
-"""What a kernel computes at one point: each value in the outermost loop that has all it depends on.
+"""A kernel's values at one point: each in the outermost loop that has all it depends on.
 
 A value is a vector of lanes where it depends on the vector variable, else a scalar.
 """
@@ -128,7 +128,7 @@ def _mixed(ctx: LoopContext, choice: Value, width: int) -> str:
 
 
 def _is_plain_load(ctx: LoopContext, choice: Value) -> bool:
-    """Whether vectors that lie inside, as most do, are no more than a load."""
+    """Return True if vectors that lie inside, as most do, are no more than a load."""
     load = choice.operands[0]
     if load.kind != "load" or _is_gathered(ctx, load) or ctx.find(load) is not None:
         return False
@@ -157,7 +157,7 @@ def _whole_or_mixed(ctx: LoopContext, choice: Value, width: int) -> str:
 
 
 def _branches(ctx: LoopContext, choice: Value) -> bool:
-    """Whether only what is chosen is computed: one of many parts, the same for all lanes."""
+    """Return True if only the chosen part is computed: one of many, the same for all lanes."""
     if sum(value.kind == "choose" for value in ctx.nest.order) <= MOST_CHOICES:
         return False
     return all(lane_step(ctx, ctx.nest.space.form(guard.form)) == 0 for guard in choice.guards)
@@ -197,7 +197,7 @@ def _lanes_to_choose(ctx: LoopContext, choice: Value, which: int, width: int) ->
 
 
 def _is_gathered(ctx: LoopContext, value: Value) -> bool:
-    """Whether each lane is loaded for itself."""
+    """Return True if each lane is loaded for itself."""
     if value.kind != "load" or not ctx.is_vector[value]:
         return False
     return lane_step(ctx, ctx.nest.offset(value)) != 1

@@ -1,4 +1,4 @@
-"""How a thread waits for another one, as text for LLVM: the system's futex, a pause, the clock."""
+"""The waits of a thread for another, as text for LLVM: the system's futex, a pause, the clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ define internal i64 @now() #0 {
 
 
 def pause_text() -> tuple[str, str]:
-    """What a loop that waits for another processor declares, and does."""
+    """Return the declaration and the call of the pause in a loop that waits for another processor."""
     return _PAUSE.get(platform.machine(), ("", ""))
 
 
@@ -47,7 +47,8 @@ ANY = 4294967295  # of the kinds of sleepers that the system can tell apart
 def wait(f: NamedBlocks, word: str, expected: str) -> None:
     """Sleep until woken, unless the word is already another; may end earlier.
 
-    expected  with its type
+    Args:
+        expected: With its type.
     """
     _system_call(f, word, "WAIT", expected)
 

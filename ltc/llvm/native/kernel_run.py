@@ -26,14 +26,15 @@ TASKS = 1  # where in the record of a kernel the number of its tasks is
 class Fault:
     """A 64-bit word of a launch, 0 before it, among the nodes of a kernel that may fail.
 
-    A kernel that stores another number there has failed: what follows it in the program does not
-    run, and the launch raises `error` naming the user's line.  A kernel may have several in a row:
-    it writes to the first, and the low 8 bits of the word, from 1, say which one is meant.
+    A kernel that stores another number there has failed: the kernels after it do not run, and the
+    launch raises `error` naming the user's line. A kernel may have several faults in a row: it writes
+    to the first word, and the word's low 8 bits count the faults from 1.
 
-    node     what the kernel computes: its line is named
-    error    the name of an exception, of ltc.errors or Python's own; "" for whatever the reference
-             raises for `node`, whose operands are buffers of the kernel
-    message  its text, where {value} stands for the word >> 8
+    Attributes:
+        node: The node that the kernel computes: its line is named.
+        error: The name of an exception, of ltc.errors or Python's own; "" for the error that the
+        reference raises for `node`, whose operands are buffers of the kernel.
+        message: Its text, where {value} stands for the word >> 8.
     """
 
     node: Node
@@ -42,13 +43,14 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class KernelCall:
+class EntryCall:
     """One kernel of a run.
 
-    entry      its address
-    arguments  of each the place of a word in the frame, then the number to add to it
-    tasks      how many there are
-    fault      place of its fault in the frame, or 0
+    Attributes:
+        entry: The address of the kernel.
+        arguments: For each argument the place of a word in the frame, then the number to add to it.
+        tasks: Number of tasks.
+        fault: Place of its fault in the frame, or 0.
     """
 
     entry: int
@@ -69,16 +71,18 @@ class KernelRun:
 
     def __init__(
         self,
-        calls: Sequence[KernelCall],
+        calls: Sequence[EntryCall],
         arguments: int,
         faults: range = range(0),
         stamps: int = 0,
     ):
-        """
-        arguments  place in the frame where the arguments of all kernels are written
-        faults     places in the frame that are set to 0 at the start
-        stamps     place in the frame of one more word than there are kernels: when the run began,
-                   and when each kernel was over, as time.monotonic_ns() counts; 0: nowhere
+        """Prepare a run.
+
+        Args:
+            arguments: Place in the frame where the arguments of all kernels are written.
+            faults: Places in the frame that are set to 0 at the start.
+            stamps: Place in the frame of one more word than there are kernels: when the run began,
+                and when each kernel was over, as time.monotonic_ns() counts; 0: nowhere.
         """
         pairs = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
         places, added = pairs.reshape(-1, 2).T
@@ -105,7 +109,9 @@ class KernelRun:
         self._words[4] = address + WORD * self._first_added
 
     def words_of(self, arguments: np.ndarray, calls: np.ndarray) -> np.ndarray:
-        """Which words `with_words` changes: what is added to these arguments, and these calls' tasks."""
+        """Return the words that `with_words` changes: these arguments' addends, and these calls'
+        tasks.
+        """
         tasks = self._first_record + runner.RECORD_WORDS * calls + TASKS
         return np.concatenate([self._first_added + arguments, tasks])
 
@@ -118,13 +124,14 @@ class KernelRun:
 
     @property
     def numbers(self) -> tuple[list[int], list[int]]:
-        """What is added to each argument in turn, and how many tasks each kernel has."""
+        """Return the addend of each argument in turn, and how many tasks each kernel has."""
         tasks = self._words[self._first_record + TASKS : self._first_place : runner.RECORD_WORDS]
         return self._words[self._first_added :].tolist(), tasks.tolist()
 
     def launch(self, frame: int) -> int:
         """Run all; the number of the call that failed, none after it having run, or -1.
 
-        frame  address of the launch's words
+        Args:
+            frame: Address of the launch's words.
         """
         return self._call(self.address, frame, runner.thread_count())

@@ -43,21 +43,22 @@ class NamedBlocks(Builder):
     def change(
         self, name: str, kind: str, address: str, operand: int, order: str = "seq_cst"
     ) -> str:
-        """What was there before an `xchg`, `add` or `sub`, which nobody gets between."""
+        """Return the value before an atomic `xchg`, `add` or `sub`."""
         return self.let(name, f"atomicrmw {kind} ptr {address}, i64 {operand} {order}, align 8")
 
     def compare_and_swap(
         self, name: str, address: str, old: str, new: str, order: str, type: str = "i64"
     ) -> str:
-        """Whether it was `old`, and is `new` now.
+        """Swap atomically; return whether it was `old`, and is `new` now.
 
-        order  where it was, and where not
+        Args:
+            order: The memory order on success, and on failure.
         """
         swap = f"cmpxchg ptr {address}, {type} {old}, {type} {new} {order}, align {_BYTES[type]}"
         return self.let(name, f"extractvalue {{ {type}, i1 }} {self.let('pair', swap)}, 1")
 
     def fence(self) -> None:
-        """What was stored before it is seen by whoever passes a fence of their own later."""
+        """Make earlier stores visible to every thread that passes a fence later."""
         self.emit("fence seq_cst")
 
     # --- where it goes on

@@ -210,25 +210,20 @@ def runner_source() -> tuple[str, tuple[str, ...]]:
 
 
 def _threads() -> str:
-    """What LTC_THREADS asks for; for the pool, where it is not possible, the next best."""
+    """Return the choice of LTC_THREADS; for a pool that is not possible, the next best."""
     asked, has_openmp = config.value("LTC_THREADS"), symbols.has_symbol("GOMP_parallel")
     if asked == "openmp" and not has_openmp:
         raise Unsupported(
-            "LTC_THREADS=openmp asks for OpenMP's threads, and this process has loaded no library "
-            "with GOMP_parallel. Set LTC_THREADS to pool or to one."
+            "LTC_THREADS=openmp needs OpenMP's threads, but this process has loaded no library with "
+            "GOMP_parallel. Set LTC_THREADS to pool or to one."
         )
     if asked == "pool" and not thread_pool.is_possible():
         return "openmp" if has_openmp else "one"
     return asked
 
 
-def has_pool() -> bool:
-    """Whether this process's kernels run on the pool's threads."""
-    return runner() is not None and bool(_stay_away)
-
-
 def has_runner() -> bool:
-    """Whether this process has compiled `runner`, or loaded it."""
+    """Return True if this process has compiled `runner`, or loaded it."""
     return runner.cache_info().currsize > 0
 
 
@@ -250,30 +245,20 @@ def runner():
     return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(addresses["run"])
 
 
-def addresses() -> tuple[int, int]:
-    """Of run() and of what tells the members of the pool to stay away; the pool is possible."""
-    functions = runner(), _stay_away[0]
-    run, away = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-    return run, away
-
-
 def leave_processor(until: int) -> None:
     """Kernels leave one of this process's processors to others until then; 0: from now on, none.
 
-    until  nanoseconds, as time.monotonic_ns() counts them
-
     The results stay the same: the tasks of a thread that stays away are taken by the others.
+
+    Args:
+        until: Nanoseconds, as time.monotonic_ns() counts them.
     """
+    first = max(processors.count() - 1, 1)  # the member of the pool that stays away, with all above
     for stay_away in _stay_away:
-        stay_away(first_to_leave(), until)
-
-
-def first_to_leave() -> int:
-    """The member of the pool who stays away, with all above, where one processor is left."""
-    return max(processors.count() - 1, 1)
+        stay_away(first, until)
 
 
 def thread_count() -> int:
-    """How many threads the kernels of a run may use."""
+    """Return how many threads the kernels of a run may use."""
     # An OpenMP team that only the parent has would be waited for.
     return 1 if _forked[0] and not _forget else torch.get_num_threads()

@@ -1,9 +1,9 @@
 """Counters in memory that several processes share, each written by one of them.
 
-Storing one is a release: whoever reads the new value by an acquire sees all that was written before.
-A wait looks for some time, since a peer that runs is soon there, and then sleeps: it never yields, as a
-yield would give the processor to any other program for a whole turn.  Who is woken from sleep comes
-before programs that have been computing meanwhile.
+A store is a release: a process that reads the new value by an acquire sees all earlier writes. A wait
+first spins, since a running peer arrives soon, and then sleeps. It never yields: a yield would give the
+processor to another program for a whole time slice. A process that wakes from sleep runs before
+programs that have been computing meanwhile.
 """
 
 from __future__ import annotations
@@ -104,14 +104,15 @@ def load(address: int) -> int:
 
 
 def store(address: int, value: int) -> None:
-    """Give the counter a value, and wake whoever sleeps until it changes."""
+    """Give the counter a value, and wake the threads that sleep until it changes."""
     _functions().store(address, value)
 
 
 class Sleeper:
     """Waits for counters.
 
-    nap_seconds  the longest that one wait sleeps
+    Args:
+        nap_seconds: The longest that one wait sleeps.
     """
 
     def __init__(self, nap_seconds: float) -> None:

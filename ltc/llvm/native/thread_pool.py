@@ -1,17 +1,18 @@
-"""Threads of our own: one pool in a process, whoever launches.
+"""Threads of our own: one pool in a process, for all that launch.
 
-OpenMP gives every thread that launches a team of its own. Programs run from the caller's thread
-and from an executor's, and libgomp, once it has more threads than there are processors, puts them
-to sleep between any two kernels: 40 us each instead of half of one.
+OpenMP gives every thread that launches a team of its own. Programs run from the caller's thread and
+from an executor's, and libgomp, once it has more threads than there are processors, puts them to
+sleep between any two kernels: 40 us each instead of half of one.
 
 The tasks of a kernel are cut into one range for each member, the caller being member 0, so that a
-member finds in its cache what it wrote before; who is done takes from the others. A range is a
-word: the number of the launch above, below it how many tasks are left. Taking one is a compare and
-exchange of the word, which fails where the launch is over, so that nobody waits for a member that
-is asleep or waits for a processor. A second launch at the same time runs in its caller alone.
+member finds its earlier writes in its cache. A member without tasks takes some from the others. A
+range is a word: in the upper half the number of the launch, in the lower half the number of tasks
+left. Taking a task is a compare and exchange of the word, which fails after the end of the launch. So
+no thread waits for a member that sleeps or has no processor. A second launch at the same time runs in
+its caller alone.
 
-For a time that the caller names, the members from some number on stay away: whoever needs their
-processor would otherwise take it in the midst of a task, and the launch would wait for that task.
+For a time that the caller sets, the members from some number on stay away. Otherwise the thread that
+needs their processor would take it amid a task, and the launch would wait for that task.
 """
 
 from __future__ import annotations
@@ -77,8 +78,11 @@ def _stay_away() -> str:
 
 
 def _wake() -> str:
-    """Those of the members %first up to %limit that sleep are woken. Who stays away and dozes wakes
-    up in time by itself; who is away and fast asleep has to learn of the time."""
+    """Wake the sleeping members from %first up to %limit.
+
+    A member that stays away and dozes wakes up in time by itself. One that is away and fast asleep
+    has to learn of the time.
+    """
     f = NamedBlocks("internal void @pool.wake(i64 %first, i64 %limit)")
     f.block("start")
     f.choose("slt i64 %first, %limit", "next", "end")
@@ -104,7 +108,7 @@ def _wake() -> str:
 
 
 def _is_away() -> str:
-    """Whether this member, not the caller, is to stay away now."""
+    """Return whether this member, not the caller, is to stay away now."""
     f = NamedBlocks("internal i1 @pool.is.away(i64 %self)")
     f.block("start")
     until = f.load("until", "@pool.away.until", "monotonic")
@@ -168,7 +172,7 @@ def _take(f: NamedBlocks) -> None:
 
 
 def _member() -> str:
-    """What a thread of the pool does for as long as the process lives."""
+    """Run a thread of the pool for as long as the process lives."""
     f = NamedBlocks("internal ptr @pool.member(ptr %number)")
     f.block("start")
     f.let("time", "alloca [2 x i64], align 8")
@@ -211,7 +215,7 @@ def _lie_down(f: NamedBlocks) -> None:
 
 
 def _leave(f: NamedBlocks) -> None:
-    """Somebody else needs the processor, until a time."""
+    """Write the block of a member that leaves its processor to another thread for some time."""
     f.block("leave")
     f.change("present", "xchg", "%asleep", DOZING)
     f.fence()
@@ -256,7 +260,7 @@ def _grow() -> str:
 
 
 def _launch() -> str:
-    """Runs all tasks of a kernel, whoever takes them, and returns when the last is over."""
+    """Run all tasks of a kernel, on any threads, and return when the last is over."""
     head = "(ptr %entry, ptr %arguments, i64 %tasks, i64 %threads)"
     f = NamedBlocks(f"internal void @pool.launch{head}")
     f.block("start")
@@ -349,7 +353,7 @@ def _line(f: NamedBlocks, member: str) -> str:
 
 @functools.cache
 def is_possible() -> bool:
-    """Whether this system has what the pool is made of."""
+    """Return True if this system has all that the pool needs."""
     if not sys.platform.startswith("linux") or platform.machine() not in futex.NUMBERS:
         return False
     names = (

@@ -46,13 +46,14 @@ FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 @dataclass(frozen=True)
 class NodeKernels:
-    """How one node is computed: kernels one after the other, over contiguous buffers.
+    """The kernels of one node, one after the other, over contiguous buffers.
 
-    reads    the nodes whose buffers the kernels read, called "read0", "read1", ... in `pointers`
-    pointers for each kernel, what its pointers are: the above, "result0" and "result1", the names
-             in `scratch`, "operand0" and on for those of the epilogue, and "fault": one i64 that is
-             0 before the launch, and 1 after it where an index was outside its dimension
-    scratch  bytes of memory that the kernels share, by name
+    Attributes:
+        pointers: For each kernel, what its pointers are: the above, "result0" and "result1", the
+            names in `scratch`, "operand0" and on for those of the epilogue, and "fault": one i64
+            that is 0 before the launch, and 1 after it where an index was outside its dimension.
+        reads: The nodes whose buffers the kernels read, called "read0", "read1", ... in `pointers`.
+        scratch: Bytes of memory that the kernels share, by name.
     """
 
     kernels: tuple[GeneratedKernel, ...]
@@ -64,9 +65,10 @@ class NodeKernels:
 def kernels_of(
     node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0
 ) -> NodeKernels | None:
-    """The kernels of a node, or None where it has none.
+    """Return the kernels of a node, or None if it has none.
 
-    epilogue, operands  as convolutions take them; other ops take none
+    Args:
+        epilogue, operands: The arguments of a convolution; other ops take none.
     """
     maker = _MAKERS.get(node.op)
     if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
@@ -78,7 +80,7 @@ def kernels_of(
 
 
 def dtypes(isa: Isa) -> frozenset[torch.dtype]:
-    """Of floats that kernels are made for."""
+    """Return the dtypes of floats that kernels are made for."""
     # A half becomes a float through a library function that baseline machines call.
     return FLOATS - {torch.float16} if isa is SSE2 else FLOATS
 
@@ -154,11 +156,12 @@ def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, oper
 def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, x = node.inputs
     geometry = _geometry(node, x.shape, node.shape, gradient.shape)
-    make = convolution_weight_gradient
     if is_channels_last(node):
         depthwise = is_depthwise(geometry)
         make = depthwise_weight_gradient if depthwise else channels_last_weight_gradient
-    sequence = _sequence(make, node, geometry, isa, epilogue, operands)
+        sequence = _sequence(make, node, geometry, isa, epilogue, operands)
+    else:
+        sequence = _plain_sequence(convolution_weight_gradient, node.dtype, geometry, isa)
     return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
 
 

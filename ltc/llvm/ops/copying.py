@@ -69,7 +69,7 @@ def fill_code(element, result, count: int, dtype: torch.dtype) -> KernelCode:
 
 
 def _share(b: Builder, nbytes: int) -> tuple[Index, Index]:
-    """Where this task begins and how long it is, in units of `nbytes` bytes each."""
+    """Return where this task begins and how long it is, in units of `nbytes` bytes each."""
     low, high = (unit * nbytes for unit in b.share(b.number(0)))
     return low, high - low
 

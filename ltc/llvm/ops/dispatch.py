@@ -51,7 +51,8 @@ class ScratchBuffer:
 def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> list[KernelCode]:
     """The kernels that compute a product, in order.
 
-    streamed  what the epilogue of a matrix product writes to memory past the caches
+    Args:
+        streamed: The nodes that the epilogue of a matrix product writes past the caches.
     """
     if product.node.op in PRIMITIVES:
         return PRIMITIVES[product.node.op].codes(product)
@@ -65,7 +66,7 @@ def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> 
 
 
 def _row_variables(node: Node, epilogue: Kernel) -> int:
-    """How many leading variables of its epilogue number the rows that the epilogue is told."""
+    """Return how many leading variables of its epilogue number the rows that the epilogue gets."""
     if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
         return 1
     if node.op is ops.MATMUL or is_channels_last(node):
@@ -74,7 +75,7 @@ def _row_variables(node: Node, epilogue: Kernel) -> int:
 
 
 def holds_epilogue(product: Product) -> bool:
-    """Whether the columns of the result are one variable of its epilogue, and can be stored."""
+    """Return True if the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
     able = WITH_EPILOGUE | CHANNELS_LAST_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
     if kernel is None or node.op not in able:
@@ -85,11 +86,12 @@ def holds_epilogue(product: Product) -> bool:
 
 
 class _Epilogue:
-    """What is done to each vector of results.
+    """The epilogue of a product, applied to each vector of results.
 
-    nodes     whose buffers its pointers %p3 and on are
-    main      the store that the product itself makes
-    streamed  what the other stores write past the caches
+    Attributes:
+        nodes: The nodes whose buffers its pointers %p3 and on are.
+        main: The store that the product itself makes.
+        streamed: The nodes that the other stores write past the caches.
     """
 
     def __init__(self, product: Product, streamed: frozenset[Node] = frozenset()):
@@ -154,7 +156,7 @@ class _Epilogue:
 
     @property
     def fetches(self) -> bool:
-        """Whether there is anything to ask memory for; what all rows read stays in the caches."""
+        """Return True if there is memory to prefetch; values that all rows read stay in the caches."""
         return self.kernel is not None and any(map(self._differs_by_row, self.kernel.values()))
 
     def _differs_by_row(self, value: Value) -> bool:
@@ -212,9 +214,9 @@ def _from_library(product: Product) -> list[KernelCode]:
 
 
 def _fault_of(product: Product) -> Fault | ScratchBuffer:
-    """Where a kernel notes an index out of bounds.
+    """Return where a kernel notes an index out of bounds.
 
-    Those of a max_pool of the same program are right: nobody looks at what is noted of them.
+    Indices of a max_pool of the same program are right: their note is never read.
     """
     node = product.node
     if node.op is not ops.MAX_POOL_GRADIENT or _has_own_indices(node):
@@ -236,29 +238,36 @@ CHANNELS_LAST_WITH_EPILOGUE = frozenset(
 )
 FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first
 FEW_CHANNELS = 8  # fewer of a group would leave most lanes of a vector empty
+FEWEST_OUTPUTS = (
+    4  # of a weight's gradient: its rows are channels and taps, of which there are more
+)
 
 
 def prefers_channels_last(node: Node) -> bool:
-    """Whether a convolution or pooling whose channels are last has a kernel worth the turning."""
+    """Return True if a convolution or pooling whose channels are last has a kernel worth the
+    turning.
+    """
     if node.op.kind == "window":
         return can_multiply(node)
-    if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
-        outputs, channels, *_ = node.shape
-    else:
-        outputs, channels, *_ = node.inputs[1].shape
+    is_weight_gradient = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
+    outputs, channels, *_ = node.shape if is_weight_gradient else node.inputs[1].shape
     groups = node.attr("groups")
     is_depthwise = groups == outputs and channels == 1 and groups >= FEW_CHANNELS
-    enough = outputs // groups >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
+    each = outputs // groups
+    if is_weight_gradient:  # the other layout has sums of single weights alone
+        enough = each >= (FEWEST_OUTPUTS if groups == 1 else FEW_CHANNELS)
+    else:
+        enough = each >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
     return (enough or is_depthwise) and can_multiply(node)
 
 
 def takes_strides(node: Node) -> bool:
-    """Whether the operands may be views of what is in memory."""
+    """Return True if the operands may be views of values in memory."""
     return node.op is ops.MATMUL or node.op.kind == "attention"
 
 
 def can_multiply(node: Node) -> bool:
-    """Whether kernels of their own are generated for a node of these dtypes and shapes."""
+    """Return True if kernels of their own are generated for a node of these dtypes and shapes."""
     if node.op in PRIMITIVES:
         return PRIMITIVES[node.op].supports(node)
     if node.op is ops.MATMUL:
@@ -275,7 +284,7 @@ def can_multiply(node: Node) -> bool:
 
 
 def _has_own_indices(node: Node) -> bool:
-    """Whether the indices are those of a max_pool of the shape that the gradient has."""
+    """Return True if the indices are those of a max_pool of the shape that the gradient has."""
     indices = node.inputs[1]
     if indices.op is not ops.GET or indices.inputs[0].op is not ops.MAX_POOL:
         return False

@@ -1,9 +1,9 @@
-"""A kernel that fills memory with what nobody would compute, and looks whether it changed.
+"""A kernel that fills memory with values that no program computes, and checks if they changed.
 
-What it does stands in rows, so that a program which does much of it stays small.
+Rows of a table say what to do, so that a program with many checks stays small.
 
-A *poison* is a 64-bit word for each dtype, over and over. Each dtype has two: what a kernel makes
-of memory that nobody wrote differs from the one to the other.
+A *poison* is a 64-bit word for each dtype, repeated. Each dtype has two: a kernel that reads unwritten
+memory computes different results over the two.
 
 The first is a signalling NaN in every float type. No word is one in all of them at once: what
 signals in 16 bits is, as the upper half of a wider float, quiet or a number. In an integer it is
@@ -58,21 +58,19 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
 
 
 class CheckRow(NamedTuple):
-    """One thing to do with one stretch of memory, or with two.
+    """One check of one stretch of memory, or of two.
 
-    action   FILL     all bytes become `number`, a word, again and again
-             LOOK     tells the first byte that such a filling would change; `behind` is added
-             COPY     the stretch goes to the other place
-             COMPARE  tells the first element that is another in the other place
-             DIGEST   a number that stands for the bytes goes to the word in the other place
-             VERIFY   tells where it is no more the number there
-    buffer   where the stretch is, and so many bytes behind its first
-    shift
-    other    likewise the other place
-    behind
-    nbytes   of the stretch
-    number   the word of a filling; bytes of the elements that are compared
-    name     number of the text that tells people of this stretch
+    Attributes:
+        action: FILL: all bytes become `number`, a word, again and again. LOOK: report the first
+            byte that such a filling would change; `behind` is added. COPY: the stretch goes to the
+            other place. COMPARE: report the first element that differs in the other place. DIGEST:
+            a number that stands for the bytes goes to the word in the other place. VERIFY: report
+            where it is no longer the number there.
+        buffer, shift: The stretch's buffer, and the offset of the stretch in it in bytes.
+        other, behind: The other place's buffer, and its offset in bytes.
+        nbytes: The size of the stretch.
+        number: The word of a filling; bytes of the elements that are compared.
+        name: Number of the text that describes this stretch.
     """
 
     action: int
@@ -86,7 +84,7 @@ class CheckRow(NamedTuple):
 
 
 class MemoryFinding(NamedTuple):
-    """What a fault word tells: in which row, and which byte or element."""
+    """The finding of a fault word: the row, and the byte or element."""
 
     row: int
     place: int
@@ -124,7 +122,7 @@ def rows_code(rows: CheckRows, fault: Any) -> KernelCode:
 
 
 def stack_code(nbytes: int, tasks: int, word: int) -> KernelCode:
-    """So much of the stack of each thread that takes a task is filled: the next kernel's memory.
+    """Fill so much of the stack of each thread that takes a task: the next kernel's memory.
 
     With one thread that is sure; with more, one that slept may find its stack as it was.
     """
@@ -133,7 +131,7 @@ def stack_code(nbytes: int, tasks: int, word: int) -> KernelCode:
 
 @functools.lru_cache(maxsize=1024)
 def stack_bytes(text: str) -> int:
-    """What the kernel of a text reserves on the stack for itself."""
+    """Return the bytes that the kernel of a text reserves on the stack."""
     found = _RESERVED.findall(text)
     return sum(int(count) * _BYTES[element] for count, element in found)
 
@@ -201,7 +199,7 @@ def _rows_text() -> str:
 
 
 def _address(b: Builder, place: str, shift: str) -> str:
-    """What the frame has at a place, so many bytes on."""
+    """Return the address in the frame's word at a place, so many bytes on."""
     first = b.effect(f"load ptr, ptr {b.address('%p1', place, 'i64')}")
     return b.value(f"getelementptr i8, ptr {first}, i64 {shift}")
 
@@ -265,10 +263,11 @@ def _first_difference(
     b: Builder, memory: str, nbytes: str, expected_word: Callable[[str], str],
     expected_byte: Callable[[str, str], str],
 ) -> str:  # fmt: skip
-    """Which byte is the first that is not as expected; -1 where all are.
+    """Return the first byte that is not as expected; -1 if all are.
 
-    expected_word  number of a word -> the word
-    expected_byte  (number of a byte, of the first one behind all whole words) -> the byte
+    Args:
+        expected_word: Number of a word -> the word.
+        expected_byte: (number of a byte, of the first one behind all whole words) -> the byte.
     """
     words, whole = _words_of(b, nbytes)
     b.declare("llvm.cttz.i64", "i64", "i64", "i1")

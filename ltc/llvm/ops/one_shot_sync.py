@@ -39,7 +39,7 @@ def word_count(start: Node) -> int:
 
 
 def is_possible() -> bool:
-    """Whether this machine has what the kernels are made of."""
+    """Return True if this machine has all that the kernels need."""
     return thread_pool.is_possible()
 
 

@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 def can_call(node: Node) -> bool:
-    """Whether an extern node can be called without Python."""
+    """Return True if an extern node can be called without Python."""
     template: Template = node.attr("template")
     types = [*node.type, *[n.type for n in node.inputs]]
     plain = all(isinstance(t, TensorType) and t.dtype in SCALAR_TYPES and t.size for t in types)
@@ -133,7 +133,7 @@ class _Call:
         )  # fmt: skip
 
     def _is_of_other_size(self, made: str, type: TensorType) -> str:
-        """Whether a copy of what was made would repeat it, or fail to tell its size."""
+        """Return whether a copy of the result would repeat it, or its size cannot be read."""
         failed = self._value(f"call i32 @aoti_torch_get_numel(ptr {made}, ptr %handle)")
         size = self._value("load i64, ptr %handle")
         other = self._value(f"icmp ne i64 {size}, {type.size}")
@@ -228,7 +228,7 @@ class _Call:
         )
 
     def _stored(self, numbers: tuple[int, ...]) -> str:
-        """Where they are put as it runs: some of them are arguments."""
+        """Return where the numbers are put as it runs: some of them are arguments."""
         memory = self._value(f"alloca [{len(numbers)} x i64]")
         for k, number in enumerate(numbers):
             place = self._value(f"getelementptr i64, ptr {memory}, i64 {k}")

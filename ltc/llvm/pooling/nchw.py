@@ -134,9 +134,10 @@ def average_pool(
 ) -> GeneratedKernel:
     """The mean of each window: "operand", "result".
 
-    count_padding  whether padding that a window covers counts as zeros, as torch's
-                   count_include_pad; what lies even further out never does
-    divisor        what sums are divided by in place of the count, or 0
+    Args:
+        count_padding: True if padding that a window covers counts as zeros, as torch's
+            count_include_pad; what lies even further out never does.
+        divisor: The divisor of sums in place of the count, or 0.
     """
     b = Builder()
     v = Vectors(b, isa, dtype)
@@ -198,7 +199,9 @@ def average_pool_gradient(
         v.store(total, "%p1", place + column, v.first(wide.extent - column))
 
     def share_of(source, o, p, column, u) -> str:
-        """What the u-th of the windows that may cover them gives to adjacent columns."""
+        """Return the share that the u-th of the windows gives to adjacent columns that it may
+        cover.
+        """
         words = f"<{v.width} x i32>"
         at = v.numbers(column - wide.first)
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
@@ -261,7 +264,7 @@ def _covering(axis: Axis, element: Index) -> tuple[Index, Index]:
 def _divisors(
     v: Vectors, pool: Pool, lines, columns: str, count_padding: bool, divisor: int
 ) -> str:
-    """What the sums of adjacent windows are divided by; `columns` are their i32 numbers."""
+    """Return the divisors of adjacent windows' sums; `columns` are their i32 numbers."""
     if divisor:
         return v.constant(divisor)
     b, words = v.builder, f"<{v.width} x i32>"

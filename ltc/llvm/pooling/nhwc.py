@@ -29,7 +29,7 @@ class ChannelsLastPool(Windows):
 
     @property
     def stays_inside(self) -> bool:
-        """Whether no window reaches beyond the operand."""
+        """Return True if no window reaches beyond the operand."""
         return all(
             axis.first >= 0
             and (axis.count - 1) * axis.stride + axis.first + (axis.taps - 1) * axis.step
@@ -159,10 +159,11 @@ def channels_last_average_pool_gradient(
 class _WindowLoops:
     """Every position and vector of channels of the result, or of the operand for a gradient.
 
-    mask     of the lanes that exist, or None
-    image    the one at hand
-    channel  the first of the vector at hand
-    window   the depth, height and width of the window at hand
+    Attributes:
+        mask: The mask of the lanes that exist, or None.
+        image: The image at hand.
+        channel: The first of the vector at hand.
+        window: The depth, height and width of the window at hand.
     """
 
     def __init__(self, dtype, pool: ChannelsLastPool, isa: Isa, axes, over_operand: bool):
@@ -215,7 +216,7 @@ class _WindowLoops:
     # --- from a window to its elements ------------------------------------------------------------
 
     def over_taps(self, place, start, tap: Callable) -> list[str]:
-        """What tap(element, carried, whether it is the first) gives after all that exist."""
+        """Return the result of tap(element, carried, is it the first) after all taps that exist."""
         axes = self.axes
         if self.unrolls:
             values = [value for _, value in start]
@@ -299,7 +300,7 @@ class _WindowLoops:
 
 
 def _divisor(v: Vectors, pool: ChannelsLastPool, place, count_padding: bool, divisor: int) -> str:
-    """What the sum of a window is divided by."""
+    """Return the divisor of a window's sum."""
     if divisor:
         return v.constant(divisor)
     if pool.stays_inside and not any(pool.padding):

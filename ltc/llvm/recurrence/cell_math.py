@@ -1,4 +1,4 @@
-"""What a cell makes of the sums of its gates, and the gradients of them; on vectors.
+"""The math of a cell on the sums of its gates, and its gradients; on vectors.
 
 Source of the formulas: the documentation of torch.nn.LSTM, GRU and RNN.
 """
@@ -33,12 +33,12 @@ def rest(v: Vectors, x: str) -> str:
 
 
 def sigmoid_slope(v: Vectors, y: str) -> str:
-    """Of what sigmoid gave."""
+    """Return the slope of sigmoid, from its result."""
     return v.mul(y, rest(v, y))
 
 
 def tanh_slope(v: Vectors, y: str) -> str:
-    """Of what tanh gave."""
+    """Return the slope of tanh, from its result."""
     return rest(v, v.mul(y, y))
 
 
@@ -89,7 +89,7 @@ def gru_gradient(
 
 
 def elman_slope(v: Vectors, cell: str, output: str) -> str:
-    """Of the function, by what it gave."""
+    """Return the slope of the function, from its result."""
     if cell == "tanh":
         return tanh_slope(v, output)
     return v.select(v.test("ole", output, 0.0), v.zero, v.constant(1.0))

@@ -1,4 +1,4 @@
-"""What the text of a recurrence depends on; the numbers of steps and of sequences are arguments."""
+"""The facts that a recurrence's text depends on; counts of steps and sequences are arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ltc.ir.node import Node
 class Recurrence:
     """One direction of a layer.
 
-    cell     "lstm", "gru", "tanh" or "relu"
-    width    numbers of a hidden state
-    reverse  whether the last step comes first
-    packed   whether an operand says how many sequences each step has
+    Attributes:
+        cell: "lstm", "gru", "tanh" or "relu".
+        width: Numbers of a hidden state.
+        reverse: True if the last step comes first.
+        packed: True if an operand says how many sequences each step has.
     """
 
     cell: str
@@ -45,5 +46,5 @@ def recurrence_of(node: Node) -> Recurrence:
 
 
 def _first_gates(node: Node) -> int:
-    """How often the first operand has the width of a state."""
+    """Return how often the first operand has the width of a state."""
     return GATES[node.attr("cell")] if node.op.name == "recurrence" else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,14 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for, transposed
+from ltc.llvm.emit.vectors import (
+    GeneratedKernel,
+    Vectors,
+    add_in_pieces,
+    reserved,
+    tasks_for,
+    transposed,
+)
 from ltc.llvm.recurrence.recurrent_shape import Recurrence
 
 MOST_VECTORS = 4  # of a panel: with as many rows as registers hold, sums wait for no load
@@ -19,11 +27,12 @@ MOST_VECTORS = 4  # of a panel: with as many rows as registers hold, sums wait f
 class Panels:
     """Groups of columns of hidden states: [groups, depth, gates, vectors] of vectors.
 
-    gates    matrices whose columns of one group lie together
-    vectors  of each of them
-    width    columns of a matrix
-    depth    rows that are read; what is packed may have some more
-    lanes    of a vector
+    Attributes:
+        gates: Matrices whose columns of one group lie together.
+        vectors: The vectors of each of them.
+        width: Columns of a matrix.
+        depth: Rows that are read; what is packed may have some more.
+        lanes: The lanes of a vector.
     """
 
     gates: int
@@ -34,7 +43,7 @@ class Panels:
 
     @property
     def columns(self) -> int:
-        """Of a group."""
+        """Return the columns of a group."""
         return self.vectors * self.lanes
 
     @property
@@ -73,7 +82,7 @@ def panel_bytes(panels: Panels, v: Vectors) -> int:
 
 
 def mask_of(v: Vectors, panels: Panels, column: Index) -> str | None:
-    """Which lanes of the vector that begins at a column of a group are columns of a matrix."""
+    """Return the mask of lanes that are columns of a matrix, in the vector at a column of a group."""
     return None if panels.width % panels.columns == 0 else v.first(panels.width - column)
 
 
@@ -133,3 +142,63 @@ def _packing(name: str, b: Builder, panels: Panels, group) -> GeneratedKernel:
         tasks_for(work, panels.groups, 1),
         work,
     )
+
+
+# --- Rows of numbers in memory times a panel: sums of some rows stay in registers ----------------
+
+MOST_ROWS = 8  # summed at once
+OTHER_REGISTERS = 2  # a number of the left operand, and what the compiler needs
+
+# (first row, how many of them, their sums, row after row)
+Finish = Callable[[Index, int, list[str]], None]
+
+
+class StateProduct:
+    """Adds up rows times panels.
+
+    Args:
+        pitch: Numbers from one row of the left operand to the next, as they are computed.
+    """
+
+    def __init__(self, v: Vectors, panels: Panels, pitch: int):
+        self.v, self.b, self.panels, self.pitch = v, v.builder, panels, pitch
+        self.vectors = panels.gates * panels.vectors
+        free = v.isa.registers - self.vectors - OTHER_REGISTERS
+        self.height = max(1, min(MOST_ROWS, free // self.vectors))
+        self.memory = reserved(v.builder, self.height * panels.row, v.element)
+
+    def block(self, left: str, row: Index, count: Index, panel: str, finish: Finish) -> None:
+        """finish(...) for up to `height` rows from `row` on: all, or by powers of two."""
+        b = self.b
+        is_whole = b.value(f"icmp eq i64 {count}, {self.height}")
+        b.when(is_whole, [], partial(self._rows, left, row, self.height, panel, finish))
+        rest = b.where(is_whole, 0, count)
+        rows = 1 << (self.height - 1).bit_length() - 1 if self.height > 1 else 0
+        while rows:
+            wanted = b.value(f"icmp ne i64 {b.value(f'and i64 {rest}, {rows}')}, 0")
+            before = b.index(b.value(f"and i64 {rest}, {-2 * rows}"))
+            b.when(wanted, [], partial(self._rows, left, row + before, rows, panel, finish))
+            rows //= 2
+
+    def blocks(self, low: Index, high: Index, body: Callable[[Index, Index], None]) -> None:
+        """body(first row, count) for blocks of the rows from `low` up to `high`."""
+        self.b.loop(low, high, self.height, [], lambda row, _: body(
+            row, least(self.height, high - row)
+        ))  # fmt: skip
+
+    def _rows(self, left: str, row: Index, rows: int, panel: str, finish: Finish) -> None:
+        v, width = self.v, self.v.width
+        line = v.at(left, row * self.pitch, v.element)
+
+        def step(k: Index, sums: list[str]) -> list[str]:
+            here = v.at(panel, k * self.panels.row, v.element)
+            right = [v.load_computed(here, j * width) for j in range(self.vectors)]
+            number, made = v.at(line, k, v.element), []
+            for r in range(rows):
+                x = v.splat(v.computed_scalar(number, r * self.pitch))
+                for y, total in zip(right, sums[r * self.vectors :]):
+                    made.append(v.multiply_add(x, y, total))
+            return made
+
+        zeros = [v.zero] * (rows * self.vectors)
+        finish(row, rows, add_in_pieces(v, self.panels.depth, zeros, step, self.memory))

@@ -1,9 +1,9 @@
-"""Sums over rows beside a kernel that makes those rows: what both read is read once.
+"""Sums over rows beside a kernel that makes those rows: their common operands are read once.
 
 The gradients of a norm's weight and bias add up, over all rows, what the kernel that makes the
 operand's gradient row by row computes anyway. Its rows are cut into the pieces that the sums are
-cut into already; whoever runs a piece adds each of its rows to a row of totals, which stays in the
-nearest cache. The pieces are those of the graph, so that no result depends on who runs them.
+cut into already; the thread that runs a piece adds each of its rows to a row of totals, which stays
+in the nearest cache. The graph fixes the pieces, so that no result depends on the threads that run them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def renamed_guards(guards: tuple[Guard, ...], by: Renaming) -> tuple[Guard, ...]
 
 
 def are_sums(draft: Draft) -> bool:
-    """Whether a draft does nothing but add up, over some dimensions, what it reads.
+    """Return True if a draft does nothing but add up, over some dimensions, the values it reads.
 
     No sum is made of another: beside rows, all are there only when the last row has been added.
     """
@@ -61,7 +61,7 @@ def are_sums(draft: Draft) -> bool:
 
 
 def are_rows(draft: Draft) -> bool:
-    """Whether a draft reduces its rows and stores something at every point."""
+    """Return True if a draft reduces its rows and stores something at every point."""
     depth = draft.depth
     if draft.product is not None or depth is None:
         return False
@@ -71,16 +71,17 @@ def are_rows(draft: Draft) -> bool:
 class Joint:
     """One space for a draft of rows and one of sums over them.
 
-    rows, sums  what the variables of each draft are in the new space: first those that tell the
-                sums' rows apart, then those that are summed over, then those along a row: each of
-                the rows' own, those of one element too, since reductions count them
-    kept        how many are of the first kind
-    depth       how many are of the first two
-    pieces      how many rows of sums there are
+    Attributes:
+        rows, sums: Variable of each draft -> form in the new space. The space has first the
+        variables that number the rows of sums, then the summed ones, then the ones along a
+        row: each of the rows' own, with one element too, since reductions count them.
+        kept: Number of variables of the first kind.
+        depth: Number of variables of the first two kinds.
+        pieces: Number of rows of sums.
     """
 
     def __init__(self, rows: Draft, sums: Draft, along: list[Affine]) -> None:
-        """`along`: what each variable of the rows is in variables of the sums."""
+        """`along`: the form of each variable of the rows in variables of the sums."""
         assert sums.depth is not None
         columns = [form.terms[0][0] if form.terms else None for form in along[rows.depth :]]
         kept = [v for v in range(sums.depth) if v not in columns]
@@ -115,7 +116,7 @@ def joint_of(rows: Draft, sums: Draft) -> Joint | None:
 
 
 def _is_like(rows: Draft, joint: Joint) -> bool:
-    """Whether the rows are cut as those sums want them that have been joined before."""
+    """Return True if the rows are cut as the sums joined before need them."""
     if not rows.sums:
         return True
     kept = {v for v in range(joint.kept) if joint.space[v] > 1}
@@ -126,7 +127,7 @@ def _is_like(rows: Draft, joint: Joint) -> bool:
 
 
 def _fits(rows: Draft, sums: Draft, along: list[Affine]) -> bool:
-    """Whether each column of the rows is one of the sums', and no other variable is in it."""
+    """Return True if each column of the rows is one of the sums', and no other variable is in it."""
     assert sums.depth is not None
     columns: set[int] = set()
     for extent, form in zip(rows.space[rows.depth :], along[rows.depth :]):
@@ -146,7 +147,9 @@ def _fits(rows: Draft, sums: Draft, along: list[Affine]) -> bool:
 
 
 def agrees(rows: Draft, joint: Joint, places: Iterable[tuple[Node, ReadPlace]]) -> bool:
-    """Whether the rows' draft computes each node where the place, in the sums' draft, reads it."""
+    """Return True if the rows' draft computes each node where the place, in the sums' draft, reads
+    it.
+    """
     members = _members(rows, joint.rows)
     return all(
         (renamed_index(place.index, joint.sums), renamed_guards(place.guards, joint.sums))

@@ -18,17 +18,18 @@ Index = tuple[Affine, ...] | Affine  # one of each dimension, or the place in me
 class Draft:
     """A kernel while nodes are still added to it.
 
-    depth    where its rows end and its reductions begin, or None while it has none
-    members  nodes computed in it -> the places (index, guards) where
-    stores   nodes it puts in memory -> offset
-    reads    nodes whose values it loads, or will compute itself
-    views    those of them that are views, which it loads as they lie in memory: (node, offset,
-             guards); other variables might look through them, at what need not be there
-    whole    nodes that it finds in memory whatever the place
-    passes   how many reductions it has
-    product  the product that this is the epilogue of, or None
-    sums     nodes that add up what it computes, over some of its rows -> (offset, what: a node,
-             its index and guards)
+    Attributes:
+        depth: The first variable of its reductions, after its rows; None while it has none.
+        members: Nodes computed in it -> the places (index, guards).
+        stores: Nodes it puts in memory -> offset.
+        reads: Nodes whose values it loads, or will compute itself.
+        views: The views among `reads`, which it loads as they lie in memory: (node, offset,
+        guards); other variables might read through them at elements that need not exist.
+        whole: Nodes that it finds in memory at every place.
+        passes: Number of reductions.
+        product: The product of which this is the epilogue, or None.
+        sums: Nodes that add up its values over some of its rows -> (offset, summand: a node, its
+        index and guards).
     """
 
     space: tuple[int, ...]
@@ -43,13 +44,13 @@ class Draft:
     sums: dict[Node, tuple[Any, ...]] = field(default_factory=dict)
 
     def keep(self, node: Node) -> None:
-        """Reads what is in memory, whatever the place."""
+        """Read the node from memory at every place."""
         self.reads.add(node)
         self.whole.add(node)
 
 
 class ReadPlace:
-    """Where a node is read: in a draft, at an index, under guards."""
+    """The place where a node is read: in a draft, at an index, under guards."""
 
     __slots__ = ("draft", "index", "guards")
 
@@ -65,7 +66,7 @@ def reaches(
     start: Draft | Node,
     goals: Container[Draft | Node],
 ) -> bool:
-    """Whether a unit waits for one of others, be it by way of a third."""
+    """Return True if a unit waits for one of others, be it by way of a third."""
     seen, waiting = {start}, [start]
     while waiting:
         unit = waiting.pop()

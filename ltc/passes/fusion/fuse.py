@@ -1,15 +1,16 @@
 """Groups nodes into loop nests: each value is computed where it is used, or kept in memory.
 
-Nodes are visited from the outputs back, so that whoever reads a node has its place already.  A
-node that is read at one index map by one kernel is computed inside it; one that must be in memory
-is stored by the kernel that computes it anyway, where there is one; any other begins a kernel.
-Views are index maps and cost nothing; a barrier's operand is always in memory.
+Nodes are visited from the outputs back, so that a node's readers have their places already. A node
+that is read at one index map by one kernel is computed inside it; one that must be in memory is
+stored by the kernel that computes it anyway, where there is one; any other begins a kernel. Views
+are index maps and cost nothing; a barrier's operand is always in memory.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from math import prod
 from typing import Any
 
 from ltc.ir import ops
@@ -27,10 +28,12 @@ from ltc.passes.fusion.index_maps import (
     operand_places,
     through_views,
 )  # fmt: skip
-from ltc.passes.fusion.legality import (
+from ltc.passes.fusion.units import (
+    COSTLY,
     LEAVES,
     MOST_MEMBERS,
     MOST_PASSES,
+    FusedUnits,
     base_of,
     computes_with_size,
     covers,
@@ -43,8 +46,7 @@ from ltc.passes.fusion.legality import (
     reduced_for,
     times_computed,
 )  # fmt: skip
-from ltc.passes.fusion.repeated import has_one_source, is_awaited, is_narrowest_draw
-from ltc.passes.fusion.units import FusedUnits
+from ltc.support.sizes.choices import by_sample
 
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
@@ -61,12 +63,14 @@ def fuse(
     is_product: Callable[[Node], bool] = lambda node: False,
     takes_strides: Callable[[Node], bool] = lambda node: False,
 ) -> list[Unit]:
-    """What runs, in order: kernels, products, and nodes that the reference computes.
+    """Return the units that run, in order: kernels, products, and nodes that the reference
+    computes.
 
-    is_native      whether kernels can compute a node, as far as its op and dtypes go
-    is_product     whether a node is a product that can hold an epilogue
-    takes_strides  whether a product is one of matrices, whose operands may be views of what is
-                   in memory, and whose epilogue may count its rows by several variables
+    Args:
+        is_native: True if kernels can compute a node, as far as its op and dtypes go.
+        is_product: True if a node is a product that can hold an epilogue.
+        takes_strides: True if a product is one of matrices, whose operands may be views of values
+            in memory, and whose epilogue may count its rows by several variables.
     """
     return _Fuser(graph, is_native, is_product, takes_strides).run()
 
@@ -181,7 +185,7 @@ class _Fuser:
         return draft.space == node.shape and place.index == identity(node.shape)
 
     def _access(self, node: Node, place: int, unit: Draft | Node) -> Access:
-        """Where a product finds an operand."""
+        """Return where a product finds an operand."""
         operand = node.inputs[place]
         base, offset = operand, flattened(identity(operand.shape), operand.shape)
         seen, index = through_views(operand, identity(operand.shape), operand.shape)
@@ -280,7 +284,7 @@ class _Fuser:
         return self.readers[node] | {place.draft for place in self.places[node]}
 
     def _closes_cycle(self, node: Node, draft: Draft, inside: ReadPlace | None = None) -> bool:
-        """Whether the draft, if it stores the node, would wait for one that waits for it."""
+        """Return True if the draft, if it stores the node, would wait for one that waits for it."""
         others = set(self.readers[node])
         for place in self.places[node]:
             if inside is None or place.key() != inside.key():
@@ -303,7 +307,8 @@ class _Fuser:
         return times_computed(place) <= node.size or is_light(node)
 
     def _may_repeat(self, node: Node, places: Iterable[ReadPlace]) -> bool:
-        """Whether each reader computes the node again: what a backward needs of an activation.
+        """Return True if each reader computes the node again, as a backward does with an
+        activation.
 
         It is a function of one value alone, so that this value in memory takes the place of the
         node, and of everything between them: never more is stored, and mostly less.
@@ -377,12 +382,12 @@ class _Fuser:
         return joint if not kept and agrees(rows, joint, stored) else None
 
     def _waits_beyond(self, draft: Draft, other: Draft) -> bool:
-        """Whether a draft waits for another by way of a third."""
+        """Return True if a draft waits for another by way of a third."""
         between = self.needs[draft] - {other}
         return any(reaches(self.needs, unit, {other}) for unit in between)
 
     def _becomes(self, old: Draft, new: Draft) -> None:
-        """What was one draft's is another's; what only the two of them read is not stored."""
+        """Merge one draft into another; values that only the two of them read are not stored."""
         self.drafts.remove(old)
         self.home.update(dict.fromkeys(old.stores, new))
         for units in (*self.needs.values(), *self.readers.values()):
@@ -397,3 +402,68 @@ class _Fuser:
         for node in list(new.stores):
             if node not in self.outputs and self._reading(node) <= {new}:
                 del new.stores[node]
+
+
+# --- computed again by each reader, or not computed at all ------------------------------------
+
+_SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
+
+LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: gelu's has ten
+MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
+SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
+
+
+def is_awaited(node: Node, places: Iterable[ReadPlace]) -> bool:
+    """Return True if a large kernel waits for a number that is soon added up: it waits for no more."""
+    if node.op.kind != "reduce" or node.size != 1:
+        return False
+    size = SMALL_BESIDE * node.inputs[0].size
+    return any(prod(place.draft.space) >= size for place in places)
+
+
+def has_one_source(node: Node, position: Mapping[Node, int], native: Container[Node]) -> bool:
+    """Return True if a short formula makes the node of one value, and of values small beside it.
+
+    Args:
+        position: The position of every node in the graph's order.
+        native: The nodes that kernels can compute.
+    """
+    frontier, costly = {node}, 0
+    for _ in range(LONGEST_REPEATED):
+        latest = max(frontier, key=position.__getitem__, default=node)
+        if (len(frontier) == 1 and latest is not node) or not frontier:
+            return True
+        costly += latest.op in COSTLY
+        same = latest.op in _SAME_SIZE and latest.size == latest.inputs[0].size
+        is_step = latest.op.kind == "elementwise" or same
+        if not is_step or latest not in native or costly > MOST_COSTLY_REPEATED:
+            return False
+        frontier.remove(latest)
+        frontier.update(_large_operands(latest, node))
+    return False
+
+
+def is_narrowest_draw(node: Node) -> bool:
+    """Return True if a chain makes the node of random bits alone, and nothing in it is as narrow.
+
+    A mask of dropout: its random numbers take eight times its memory, and more to make again.
+    """
+    latest = node
+    for _ in range(LONGEST_REPEATED):
+        if latest.op.kind != "elementwise":  # what others read may be several tensors at once
+            return False
+        large = _large_operands(latest, node)
+        if len(large) != 1:
+            return False
+        (latest,) = large
+        if latest.dtype.itemsize <= node.dtype.itemsize:
+            return False
+        if latest.op is ops.RANDOM_BITS:
+            return True
+    return False
+
+
+def _large_operands(latest: Node, node: Node) -> list[Node]:
+    """The operands of one node of a formula that are not small beside its result."""
+    with by_sample():  # what is computed again is right, small or not
+        return [n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size]

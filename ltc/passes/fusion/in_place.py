@@ -1,4 +1,4 @@
-"""Where a kernel may store over what it reads."""
+"""The stores of a kernel over its own operands."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
 
 
 def _loaded_at(store: Store, of_choices: bool = True) -> set[Node]:
-    """What is loaded for a store at its own point, not in a reduction before.
+    """Return the nodes loaded for a store at its own point, not in a reduction before.
 
-    of_choices  and what is loaded for one side of a choice, at the points of that side
+    Args:
+        of_choices: Include nodes loaded for one side of a choice, at the points of that side.
     """
     found: set[Node] = set()
     waiting, seen = [store.value], set()

@@ -1,4 +1,4 @@
-"""Where a node's operands are read, when the node is computed at an index: views are index maps."""
+"""The places where a node's operands are read, if it is computed at an index: views are index maps."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _inserted(node: Node, index: _Dims, guards: tuple[Guard, ...]) -> list[Place
 
 
 def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]:
-    """Where a lookup finds its index."""
+    """Return where a lookup finds its index."""
     if node.op is ops.GATHER:
         return index
     dim = node.attr("dim")
@@ -110,7 +110,9 @@ def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]
 
 
 def looked_up(node: Node, index: Index, draft: Draft) -> tuple[Node, Affine, int]:
-    """Where a lookup reads: (a node in memory, its element at index 0, elements to the next)."""
+    """Return where a lookup reads: (a node in memory, its element at index 0, elements to the
+    next).
+    """
     x, dim = node.inputs[0], node.attr("dim")
     width = 1 if node.op is ops.GATHER else len(node.inputs[1].shape)
     found = len(draft.space)  # a variable that stands for the index, whatever it is
@@ -131,7 +133,8 @@ def through_views(
 ) -> tuple[Node, Index]:
     """The node that the views lead to, and its index; views that have none stay.
 
-    stays  whether a view is not to be looked through
+    Args:
+        stays: True if a view is not to be looked through.
     """
     while node.op in VIEWS and node.op is not ops.BARRIER and not stays(node, index):
         x = node.inputs[0]

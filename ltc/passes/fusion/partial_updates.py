@@ -30,7 +30,7 @@ FEWEST_PARTS = 2  # of a value, of the size of a change: else all of it is compu
 
 
 def is_strided_insert(node: Node) -> bool:
-    """Whether what is inserted does not lie side by side, which no guard can tell."""
+    """Return True if the inserted elements do not lie side by side, which no guard can express."""
     return node.op is ops.INSERT and any(step != 1 for step in node.attr("steps"))
 
 
@@ -80,13 +80,15 @@ def _over_changes(kernel: Kernel) -> Kernel | None:
 
 
 def _is_most(changes: tuple[int, ...], space: tuple[int, ...]) -> bool:
-    """Whether it is better to compute the whole value."""
+    """Return True if it is better to compute the whole value."""
     with by_sample(*changes, *space):
         return prod(changes) * FEWEST_PARTS > prod(space)
 
 
 def _left_as_it_is(store: Store) -> Node | None:
-    """What is stored outside the guards of the store's choice: an element where it lies already."""
+    """Return the node stored outside the guards of the store's choice: an element left where it
+    lies.
+    """
     choice = store.value
     if choice.kind != "choose" or store.sums:
         return None

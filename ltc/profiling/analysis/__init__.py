@@ -1,1 +1,1 @@
-"""What the tables of a trace say: where the time went, what bounded it, what is to be mended."""
+"""Findings from the tables of a trace: where the time went, its bound, and what to mend."""

@@ -1,4 +1,4 @@
-"""What the kernels of a trace cost, by kernel, by module, by line of the user's."""
+"""The costs of a trace's kernels, by kernel, by module, by line of the user's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts
+from ltc.profiling.analysis.kernel_words import kernel_words
 from ltc.profiling.analysis.steady_steps import steady_steps
 
 _UNKNOWN_PLACE = "(no line of the program)"
@@ -15,19 +17,22 @@ _UNKNOWN_MODULE = "(in no module)"
 
 @dataclass
 class Cost:
-    """What everything of one name took together.
+    """The joint cost of all kernels of one name.
 
-    name                    a kernel, a module's path, or "file.py:12 in function"
-    seconds, launches       of its kernels, in the steady steps
-    moved_bytes             read and written
-    multiply_adds           of products
-    work                    these, or where it has none the elementwise operations
-    copy_share, fma_share   of what the machine does at most, weighed by time; None where unknown
-    ops                     the calls that it is made of
-    lines, modules          where these stand
+    Attributes:
+        name: A kernel, a module's path, or "file.py:12 in function".
+        words: A kernel in words; "" of other names.
+        seconds, launches: Time and launches of its kernels in the steady steps.
+        moved_bytes: Bytes read and written.
+        multiply_adds: Number of multiply-adds in products.
+        work: The multiply-adds, or without any the elementwise operations.
+        copy_share, fma_share: Share of the machine's limit, weighed by time; None where unknown.
+        ops: The calls that it consists of.
+        lines, modules: The lines and modules of these calls.
     """
 
     name: str
+    words: str = ""
     seconds: float = 0.0
     launches: int = 0
     moved_bytes: float = 0.0
@@ -68,7 +73,10 @@ class Cost:
 
 
 def kernels(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each kernel that ran in the steady steps, with its program's `tier`; all, where none ran there."""
+    """Each kernel that ran in the steady steps, with its program's `tier`; all, where none ran there.
+
+    A kernel of several parts comes once.
+    """
     counted: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     steady = steady_steps(trace)
     for event in trace["traceEvents"]:
@@ -76,6 +84,7 @@ def kernels(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
             place = event["args"]["program"], event["args"]["kernel"]
             counted[place].append(event["dur"] / 1e6)
     for program in trace["ltc"]["programs"]:
+        ran = []
         for number, kernel in enumerate(program["kernels"]):
             times = counted.get((program["id"], number), [])
             launches, seconds = len(times), sum(times)
@@ -83,12 +92,16 @@ def kernels(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 launches, seconds = kernel["launches"], kernel["seconds"]
             if launches:
                 own = {"tier": program["tier"], "launches": launches, "seconds": seconds}
-                yield kernel | own
+                ran.append(kernel | own)
+        yield from map(joined_parts, groups_of_parts(ran))
 
 
 def by_kernel(trace: dict[str, Any]) -> list[Cost]:
     """The costliest first; kernels of the same name and place are one."""
-    return _grouped(trace, lambda kernel: [(kernel["name"], kernel.get("line") or "")])
+    costs = _grouped(trace, lambda kernel: [(kernel["name"], kernel.get("line") or "")])
+    for cost in costs:
+        cost.words = kernel_words(cost.name, list(cost.ops))
+    return costs
 
 
 def by_module(trace: dict[str, Any]) -> list[Cost]:
@@ -105,7 +118,7 @@ def by_line(trace: dict[str, Any]) -> list[Cost]:
 
 
 def lines_of(kernel: dict[str, Any]) -> list[str]:
-    """Those that a kernel comes from."""
+    """Return the lines that a kernel comes from."""
     lines = kernel.get("lines") or [kernel.get("forward") or kernel.get("line")]
     return list(dict.fromkeys(line for line in lines if line)) or [_UNKNOWN_PLACE]
 

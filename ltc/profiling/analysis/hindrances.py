@@ -1,13 +1,12 @@
-"""Eight things that make programs slow, each told where a trace shows it, with the line and the cure."""
+"""Nine things that make programs slow, each reported with the line and the cure if a trace shows it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ltc.explaining.explanation import TIERS
 from ltc.profiling.analysis.steady_steps import SteadySteps, Trace, steady_steps
 from ltc.profiling.analysis.verdict import MANY_STEPS, most_frequent
 
@@ -20,7 +19,7 @@ _MANY_FAULTS = 1000  # pages of the process that were read from a disk
 
 @dataclass(frozen=True)
 class Hindrance:
-    """name: a word or two; sentence: what was seen; cure: what to do; line: of the user's, or ""."""
+    """name: a word or two; sentence: the observation; cure: the remedy; line: the user's, or ""."""
 
     name: str
     sentence: str
@@ -33,19 +32,30 @@ class Hindrance:
 
 
 def hindrances(trace: Trace) -> list[Hindrance]:
-    """Those that the steady steps of the first rank show."""
+    """Return the hindrances that the steady steps of the first rank show."""
     steady = steady_steps(trace)
     return [found for detect in _DETECTORS for found in detect(steady)]
 
 
 def _recording_bound(steady: SteadySteps) -> Iterator[Hindrance]:
-    share = steady.share("record")
+    share = steady.parts["recording"]
     if steady.steps and share >= 0.5 and share >= steady.device_share:
         yield Hindrance(
             "recording-bound",
             f"{100 * share:.0f} % of a step is Python",
-            "ltc.compile of the step function replays it without its Python; foreach and fused "
+            "ltc.compile of the step function replays it without its Python; use foreach and fused "
             "optimizers, larger batches",
+        )
+
+
+def _input_bound(steady: SteadySteps) -> Iterator[Hindrance]:
+    share = steady.parts["input"]
+    if steady.steps and share >= MANY_STEPS and share >= max(steady.parts.values()):
+        yield Hindrance(
+            "input pipeline",
+            f"{100 * share:.0f} % of a step waits for the DataLoader",
+            "DataLoader(num_workers=..., persistent_workers=True); make each sample cheaper, or keep the "
+            "prepared data in memory",
         )
 
 
@@ -56,8 +66,8 @@ def _never_marked(steady: SteadySteps) -> Iterator[Hindrance]:
     if implied or trimmed or told:
         yield Hindrance(
             "never-marked loop",
-            f"nobody marks its steps: ltc has cut it {_times(implied + trimmed or len(told))}",
-            "ltm.mark_step() once per step, behind optimizer.step()",
+            f"the loop has no step mark: ltc has cut it {_times(implied + trimmed or len(told))}",
+            "call ltm.mark_step() once per step, after optimizer.step()",
             told[-1]["line"] if told else "",
         )
 
@@ -66,15 +76,21 @@ def _reads(steady: SteadySteps) -> Iterator[Hindrance]:
     eager = {
         one["line"] for one in steady.explanations("fallbacks")
     }  # they read, and are told below
-    cuts = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
-    reads = [one for one in cuts if one["line"] not in eager]
-    if _is_frequent(steady, reads, _MANY_READS):
-        yield Hindrance(
-            "a read in a loop",
-            f"{_times(len(reads))} in {len(steady.steps)} steps a value was read before the mark",
-            "read every hundredth step, behind the mark or in a step closure; torch.where in place of if",
-            most_frequent(reads)["line"],
-        )
+    reads: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in steady.trace["ltc"]["explanations"]:
+        is_read = one["kind"] == "cuts" and one["reason"] == "read" and one["pid"] == steady.pid
+        if is_read and one["line"] not in eager:
+            reads[one["line"]].append(one)
+    for line, found in sorted(reads.items(), key=lambda item: -len(item[1])):
+        within = [one for one in found if steady.begin <= one["ts"] <= steady.end]
+        behind = [one for one in found if one["ts"] > steady.end or not steady.steps]
+        if steady.steps and steady.steps_with(within) >= MANY_STEPS:
+            often = f"before the mark {_times(len(within))} in {len(steady.steps)} steps"
+        elif len(behind) >= _MANY_READS:
+            often = f"{_times(len(behind))} in a loop without step marks"
+        else:
+            continue
+        yield Hindrance("a read in a loop", f"a value was read {often}", found[-1]["cure"], line)
 
 
 def _shapes(steady: SteadySteps) -> Iterator[Hindrance]:
@@ -82,10 +98,8 @@ def _shapes(steady: SteadySteps) -> Iterator[Hindrance]:
     for one in steady.trace["ltc"]["explanations"]:
         if one["reason"] == "shape" and one["pid"] == steady.pid:
             at[one["line"]].setdefault(one["difference"], one)
-    named: set[str] = set()
     for line, differences in at.items():
         if len(differences) >= MANY_SHAPES:
-            named.add(line)
             latest = list(differences)[-1]
             yield Hindrance(
                 "a growing set of shapes",
@@ -93,37 +107,19 @@ def _shapes(steady: SteadySteps) -> Iterator[Hindrance]:
                 _PAD,
                 line,
             )
-    yield from _op_by_op_for_shapes(steady, named)
     yield from _sizes_of_a_path(steady)
-
-
-def _op_by_op_for_shapes(steady: SteadySteps, told: Container[str]) -> Iterator[Hindrance]:
-    """Of these one explanation is made for each line, and counted from then on."""
-    times: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in steady.trace["ltc"]["explanations"]:
-        if (one["kind"], one["reason"], one["pid"]) == (TIERS, "shape", steady.pid):
-            times[one["line"]].append(one)
-    for line, events in times.items():
-        if len(events) >= MANY_SHAPES and line not in told:
-            yield Hindrance(
-                "a growing set of shapes",
-                f"{_times(len(events))} a step ran op by op, at shapes that were new; "
-                f"the first: {events[0]['difference']}",
-                _PAD,
-                line,
-            )
 
 
 def _sizes_of_a_path(steady: SteadySteps) -> Iterator[Hindrance]:
     counters = steady.process.get("counters") or {}
-    sizes = counters.get("SymbolicSizes", 0) + counters.get("InterpretedSizes", 0)
+    sizes = counters.get("SymbolicSizes", 0)
     told = [one for one in steady.trace["ltc"]["explanations"] if one["reason"] == "symbolic"]
     lines = [one["line"] for one in told if one["pid"] == steady.pid]
     if lines and sizes >= MANY_SHAPES:
         yield Hindrance(
             "a growing set of shapes",
-            f"{sizes} kinds so far, of one path whose sizes are symbols",
-            "leave it: this path became symbolic; or pad to a few lengths, which have programs of their own",
+            f"{sizes} kinds so far, on one path with symbolic sizes",
+            "no action is needed: this path is symbolic; or pad to a few lengths, which get programs of their own",
             lines[-1],
         )
 
@@ -133,10 +129,14 @@ def _fallbacks(steady: SteadySteps) -> Iterator[Hindrance]:
     if _is_frequent(steady, eager, _MANY_READS):
         yield Hindrance(
             "an eager call in the hot path",
-            f"{most_frequent(eager)['what']}, {_times(len(eager))} in {len(steady.steps)} steps",
-            "fixed shapes stay in the program: a mask that is multiplied, torch.where, topk",
+            f"{most_frequent(eager)['what']}, {_times(len(eager))}{_in_steps(steady)}",
+            "use fixed shapes, which stay in the program: multiply by the mask, torch.where, topk",
             most_frequent(eager)["line"],
         )
+
+
+def _in_steps(steady: SteadySteps) -> str:
+    return f" in {len(steady.steps)} steps" if steady.steps else ""
 
 
 def _is_frequent(steady: SteadySteps, events: list[dict[str, Any]], without_steps: int) -> bool:
@@ -153,14 +153,16 @@ def _threads(steady: SteadySteps) -> Iterator[Hindrance]:
     if threads * ranks > cores:
         yield Hindrance(
             "too many threads",
-            f"{ranks} process(es) of {threads} threads share {cores} cores",
+            f"{_counted(ranks, 'process', 'es')} with {_counted(threads, 'thread')} each share "
+            f"{_counted(cores, 'core')}",
             f"OMP_NUM_THREADS={max(1, cores // ranks)}",
         )
     if threads * ranks * 2 <= cores and steady.device_share >= MANY_STEPS:
         yield Hindrance(
             "too few threads",
-            f"{ranks} process(es) of {threads} threads have {cores} cores to themselves",
-            f"OMP_NUM_THREADS={cores // ranks}, or no torch.set_num_threads at all",
+            f"{_counted(ranks, 'process', 'es')} with {_counted(threads, 'thread')} each, on "
+            f"{_counted(cores, 'core')}",
+            f"OMP_NUM_THREADS={cores // ranks}, and no torch.set_num_threads",
         )
 
 
@@ -171,11 +173,24 @@ def _swap(steady: SteadySteps) -> Iterator[Hindrance]:
         yield Hindrance(
             "swap",
             f"{swapped >> 20} MiB of the process are on disk, {faults} pages were read back",
-            "smaller batches, LTC_MAX_IN_FLIGHT=1, fewer workers of loaders, or more memory",
+            "smaller batches, LTC_MAX_IN_FLIGHT=1, fewer loader workers, or more memory",
         )
 
 
-_DETECTORS = (_never_marked, _reads, _shapes, _fallbacks, _threads, _swap, _recording_bound)
+_DETECTORS = (
+    _input_bound,
+    _never_marked,
+    _reads,
+    _shapes,
+    _fallbacks,
+    _threads,
+    _swap,
+    _recording_bound,
+)
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"
 
 
 def _times(number: int) -> str:

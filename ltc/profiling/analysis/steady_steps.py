@@ -10,15 +10,29 @@ from typing import Any
 
 FIRST_STEPS = 3  # that record and compile what later ones find
 Trace = dict[str, Any]
+PARTS = {  # of a step, by the categories of their spans: what comes first hides the others
+    "running": ("launch", "kernel"),
+    "compiling": ("compile",),
+    "input": ("user",),
+    "copying": ("upload", "download"),
+    "waiting": ("wait", "collective"),
+    "recording": ("record",),
+}
+
+
+def is_of_loader(event: dict[str, Any]) -> bool:
+    """Return True if a span is a batch that torch's DataLoader makes or waits for."""
+    return str(event["name"]).startswith("enumerate(DataLoader)")
 
 
 @dataclass(frozen=True)
 class SteadySteps:
     """One process's steps behind the first few; all of them where there are no more.
 
-    process  its record in the trace
-    steps    the records of these steps, in order
-    trace    the whole
+    Attributes:
+        process: Its record in the trace.
+        steps: The records of these steps, in order.
+        trace: The whole.
     """
 
     process: dict[str, Any]
@@ -40,7 +54,7 @@ class SteadySteps:
 
     @cached_property
     def total_us(self) -> float:
-        """How long they took; without steps, the whole run."""
+        """Return how long they took; without steps, the whole run's time."""
         return sum(map(duration, self.steps)) or max(self.end - self.begin, 1e-9)
 
     @cached_property
@@ -49,22 +63,48 @@ class SteadySteps:
         return median(map(duration, self.steps)) if self.steps else self.total_us
 
     def share(self, part: str) -> float:
-        """Of their time, what "record", "compile", "wait" or "execute" took."""
+        """Return the share of "record", "compile", "wait" or "execute" in their time."""
         return sum(float(step.get(f"{part}_us") or 0) for step in self.steps) / self.total_us
 
     @cached_property
     def device_share(self) -> float:
-        """Of their time, what programs ran in any thread."""
-        return min(1.0, _covered(self._spans("launch", "kernel")) / self.total_us)
+        """Return the share of programs, in any thread, in their time."""
+        return self.parts["running"]
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Return the share of each part of their time; together they are at most 1.
+
+        What goes on at the same time counts once, for the first part that has it: a program that runs
+        in another thread hides the recording of the next step.
+        """
+        found, before, spans = {}, 0.0, list[tuple[float, float]]()
+        for name in PARTS:
+            spans += self._spans_of_part(name)
+            covered = min(_covered(spans) / self.total_us, 1.0)
+            found[name], before = covered - before, covered
+        return found
+
+    def _spans_of_part(self, name: str) -> list[tuple[float, float]]:
+        if name == "running":
+            return self._spans("launch", "kernel")
+        tid = self.steps[0]["tid"] if self.steps else None
+        return [
+            (max(e["ts"], self.begin), min(e["ts"] + e["dur"], self.end))
+            for e in self.events(*PARTS[name])
+            if "dur" in e
+            and tid in (None, e["tid"], e["tid"] + 1)  # the lane above it has the step's parts
+            and (name != "input" or is_of_loader(e))
+        ]
 
     @cached_property
     def peers_share(self) -> float:
-        """Of their time, what passed in collectives."""
+        """Return the share of collectives in their time."""
         return min(1.0, _covered(self._spans("collective")) / self.total_us)
 
     @cached_property
     def transfer_share(self) -> float:
-        """Of their time, what copying to and from the device took."""
+        """Return the share of copies to and from the device in their time."""
         return min(1.0, _covered(self._spans("upload", "download")) / self.total_us)
 
     def events(self, *categories: str) -> list[dict[str, Any]]:
@@ -81,7 +121,7 @@ class SteadySteps:
         return [(e["ts"], e["ts"] + e["dur"]) for e in self.events(*categories) if "dur" in e]
 
     def explanations(self, *kinds: str) -> list[dict[str, Any]]:
-        """Those of this process in these steps."""
+        """Return the explanations of this process in these steps."""
         return [
             one
             for one in self.trace["ltc"]["explanations"]
@@ -98,7 +138,7 @@ class SteadySteps:
 
 
 def steady_steps(trace: Trace) -> SteadySteps:
-    """Those of the first rank, in the thread that marked most of them.
+    """Return the steady steps of the first rank, in the thread that marked most of them.
 
     The first few are left out, and of the first half all up to the last that compiled.
     """
@@ -117,7 +157,7 @@ def main_process(trace: Trace) -> dict[str, Any]:
     """The record of the first rank."""
     processes = trace["ltc"]["processes"]
     if not processes:
-        raise ValueError("This trace tells of no process: it is none that ltc.profile has written.")
+        raise ValueError("This trace has no process: ltc.profile has not written it.")
     return min(processes, key=lambda one: (one.get("rank") or 0, one["pid"]))
 
 
@@ -127,7 +167,7 @@ def duration(step: dict[str, Any]) -> float:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """How long at least one of the spans was open."""
+    """Return how long at least one of the spans was open."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

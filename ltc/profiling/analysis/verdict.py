@@ -1,4 +1,4 @@
-"""What bounds a run, in one sentence."""
+"""The bound of a run, in one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ltc.profiling.analysis.steady_steps import SteadySteps, Trace, steady_steps
 # From here on a share is what is to be told first. Two thirds of "most of the time" is a third.
 MANY_STEPS = 0.4  # of the steps: a program that comes this often is made "again and again"
 _HEAVY = 0.3  # of the time
-_EXPECTED = re.compile(r"^expected (.+?); (?=.* came)(.+)")
+_EXPECTED = re.compile(r"^expected (.+?), got (.+)")
+_MANY_READS = 10  # of a run that marks no steps
 _NEAR_A_LIMIT = 0.4  # of what the machine does at most, weighed by time
 
 
@@ -30,13 +31,14 @@ class Verdict:
 
 
 def verdict(trace: Trace) -> Verdict:
-    """What bounds the steps behind the first few."""
+    """Return the bound of the steps behind the first few."""
     steady = steady_steps(trace)
     for ask in (
         _nothing,
         _recompiles,
         _peers,
         _transfers,
+        _input,
         _recording,
         _reads,
         _uncompiled,
@@ -57,7 +59,7 @@ def _nothing(steady: SteadySteps) -> Verdict | None:
 def _recompiles(steady: SteadySteps) -> Verdict | None:
     made = steady.explanations("recompiles", "tiers", "compiles")
     new = [one for one in made if one["reason"] not in ("repeated", "paid")]
-    share, often = steady.share("compile"), steady.steps_with(new)
+    share, often = steady.share("compile"), _frequency(steady, new)
     if new and often >= MANY_STEPS:
         cause = most_frequent(new)
         how = "every step" if often > 0.9 else f"in {_percent(often)} of the steps"
@@ -70,39 +72,48 @@ def _recompiles(steady: SteadySteps) -> Verdict | None:
     return None
 
 
+def _frequency(steady: SteadySteps, new: list[dict[str, Any]]) -> float:
+    """Return the share of the steps, or of the recordings of a run without steps, that were new."""
+    if steady.steps:
+        return steady.steps_with(new)
+    counters = steady.process.get("counters") or {}
+    names = ("UncachedCompile", "CachedCompile", "ImmediateSteps")
+    return len(new) / max(sum(counters.get(name, 0) for name in names), len(new), _MANY_READS)
+
+
 def most_frequent(explanations: list[dict[str, Any]]) -> dict[str, Any]:
-    """That of the line and the reason that come most often; of these the latest."""
+    """Return the explanation of the most frequent line and reason; of these the latest."""
     (where, _), *_ = Counter((one["line"], one["reason"]) for one in explanations).most_common(1)
     return [one for one in explanations if (one["line"], one["reason"]) == where][-1]
 
 
 def _because(explanation: dict[str, Any]) -> str:
-    """ "expected A; B came: C" as "A was expected and B came: C"."""
+    """Turn "expected A, got B: C" into "ltc expected A and got B: C"."""
     told = explanation["difference"]
-    return _EXPECTED.sub(r"\1 was expected and \2", told) if _EXPECTED.match(told) else told
+    return _EXPECTED.sub(r"ltc expected \1 and got \2", told)
 
 
 def _peers(steady: SteadySteps) -> Verdict | None:
     share = steady.peers_share
     if share < _HEAVY:
         return None
-    text = f"waiting for other ranks: {_percent(share)} of a step passes in collectives"
+    text = f"waiting for other ranks: collectives take {_percent(share)} of a step"
     late = latest_rank(steady.trace)
     return Verdict("peers-bound", text if late is None else f"{text}; {late}")
 
 
 def latest_rank(trace: Trace) -> str | None:
-    """Which rank the others wait for, in words; None where none stands out."""
+    """Return the rank that the others wait for, in words; None if none stands out."""
     found = trace["ltc"]["collectives"]
     late = Counter(one["waited_for"] for one in found if one.get("waited_for") is not None)
     if late:
         (rank, times), *_ = late.most_common(1)
-        return f"rank {rank} came last in {times} of {late.total()}"
+        return f"rank {rank} was the last to arrive in {times} of {late.total()}"
     spent = waits_of_ranks(trace)
     least = min(spent, key=lambda rank: spent[rank], default=None)
     if least is None or len(spent) < 2 or spent[least] * 2 > max(spent.values()):
         return None
-    return f"rank {least} comes last: it waits least"
+    return f"rank {least} is the last to arrive: it waits least"
 
 
 def waits_of_ranks(trace: Trace) -> dict[int, float]:
@@ -126,8 +137,15 @@ def _transfers(steady: SteadySteps) -> Verdict | None:
     )
 
 
+def _input(steady: SteadySteps) -> Verdict | None:
+    share = steady.parts["input"]
+    if share < _HEAVY or share < max(steady.parts.values()):
+        return None
+    return Verdict("input-bound", f"input-bound: {_percent(share)} of a step waits for its batch")
+
+
 def _recording(steady: SteadySteps) -> Verdict | None:
-    share = steady.share("record")
+    share = steady.parts["recording"]
     if share < 0.5 or share < steady.device_share:
         return None
     text = f"recording-bound: {_percent(share)} of a step is Python"
@@ -136,11 +154,16 @@ def _recording(steady: SteadySteps) -> Verdict | None:
 
 def _reads(steady: SteadySteps) -> Verdict | None:
     cuts = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
+    if not steady.steps and len(cuts) >= _MANY_READS:
+        text = (
+            f"no step is marked: {len(cuts)} reads end the recordings, and each waits for its value"
+        )
+        return Verdict("read-bound", text, most_frequent(cuts)["line"])
     if not cuts or steady.steps_with(cuts) < MANY_STEPS or steady.share("wait") < _HEAVY:
         return None
     cause = most_frequent(cuts)
     text = (
-        f"waiting for values: {_percent(steady.share('wait'))} of a step, for reads before its mark"
+        f"waiting for values: reads before the mark take {_percent(steady.share('wait'))} of a step"
     )
     return Verdict("read-bound", text, cause["line"])
 
@@ -152,12 +175,12 @@ def _uncompiled(steady: SteadySteps) -> Verdict | None:
     share = 1 - spent["native"] / (spent.total() or 1.0)
     if steady.device_share < _HEAVY or share < 0.5 or not spent:
         return None
-    text = f"not compiled: {_percent(share)} of the kernels' time is PyTorch's own, call by call"
+    text = f"not compiled: {_percent(share)} of the kernels' time is in PyTorch's own kernels"
     return Verdict("uncompiled", text, next(iter(by_kernel(steady.trace)[0].lines), ""))
 
 
 def _device(steady: SteadySteps) -> Verdict | None:
-    if steady.device_share < _HEAVY:
+    if steady.device_share < max(_HEAVY, steady.parts["recording"]):
         return None
     costs = by_kernel(steady.trace)
     total = sum(cost.seconds for cost in costs)
@@ -174,15 +197,15 @@ def _device(steady: SteadySteps) -> Verdict | None:
         return Verdict("compute-bound", text, line)
     text = (
         f"execution-bound: kernels run {_percent(steady.device_share)} of the time, far from the "
-        f"machine's limits; {_percent(top.seconds / total)} of it in {_shortened(top.name)}"
+        f"machine's limits; {_percent(top.seconds / total)} of it in {top.words.partition(', then')[0]}"
     )
     return Verdict("execution-bound", text, line)
 
 
 def limits_reached(trace: Trace) -> tuple[float, float]:
-    """Of what the machine copies and multiplies at most, what its compiled kernels do: by time.
+    """Return the shares of the machine's copies and products that compiled kernels reach: by time.
 
-    What the caches give is not copied: no kernel counts for more than the limit.
+    Data from the caches are not copied: no kernel counts for more than the limit.
     """
     known = [
         (kernel["seconds"], kernel.get("copy_share"), kernel.get("fma_share"))
@@ -198,19 +221,10 @@ def limits_reached(trace: Trace) -> tuple[float, float]:
 
 
 def _balanced(steady: SteadySteps) -> Verdict:
-    parts = {
-        "Python": steady.share("record"),
-        "compiling": steady.share("compile"),
-        "running": steady.device_share,
-        "waiting": steady.share("wait"),
-    }
-    told = ", ".join(f"{_percent(share)} {name}" for name, share in parts.items() if share > 0.01)
+    parts = sorted(steady.parts.items(), key=lambda one: -one[1])
+    told = ", ".join(f"{_percent(share)} {name}" for name, share in parts if share > 0.01)
     return Verdict("balanced", f"nothing stands out: {told}" if told else "nothing stands out")
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 60 else f"{name[:57]}..."

@@ -171,7 +171,7 @@ def roofline(
     )
     return (
         f'<svg class="chart roofline" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="kernels below what the machine does at most">{grid}'
+        f'aria-label="kernels below the limits of the machine">{grid}'
         f'<polyline class="roof" points="{roof}"/>{drawn}'
         f'<text x="{width - 12}" y="{height - 6}" text-anchor="end">operations for each byte moved</text>'
         f'<text x="{left}" y="10">operations a second</text></svg>'

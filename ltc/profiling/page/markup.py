@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from ltc.profiling.page.templating import filled
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _THOUSANDS = ("", " k", " M", " G", " T")
@@ -12,7 +15,7 @@ _THOUSANDS = ("", " k", " M", " G", " T")
 
 def text(value: object) -> str:
     """Safe between tags and in attributes."""
-    return html.escape(str(value), quote=True)
+    return str(escape(str(value)))
 
 
 def milliseconds(seconds: float) -> str:
@@ -61,62 +64,47 @@ def shortened(line: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows at one place.
+    """The content of a table's cell.
 
-    shown  as HTML
-    order  what rows are sorted by where it is a number; None: text
-    bar    a share from 0 to 1 that is drawn behind it; None: none
+    Attributes:
+        shown: The content, as markup.
+        order: The number that rows are sorted by; None: the text.
+        bar: A share from 0 to 1 that is drawn behind it; None: none.
     """
 
-    shown: str
+    shown: Markup
     order: float | None = None
     bar: float | None = None
 
 
 def words(value: object, title: str = "") -> Cell:
     """Text; `title` is shown when one points at it."""
-    about = f' title="{text(title)}"' if title else ""
-    return Cell(f"<span{about}>{text(value)}</span>")
+    if not title:
+        return Cell(Markup("<span>{}</span>").format(value))
+    return Cell(Markup('<span title="{}">{}</span>').format(title, value))
 
 
 def number(shown: str, order: float, bar: float | None = None) -> Cell:
     """A figure, aligned with those above and below."""
-    return Cell(text(shown), order, bar)
+    return Cell(escape(shown), order, bar)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], name: str) -> str:
-    """Sorted by its heads and filtered by the words of its rows; `name` is read aloud for it."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], name: str, top: int = 0) -> Markup:
+    """Sorted by its heads and filtered by the words of its rows; `name` is read aloud for it.
+
+    Args:
+        top: The number of rows that are shown until a reader asks for all; 0: all.
+    """
     rows = list(rows)
     numeric = [all(row[k].order is not None for row in rows) for k in range(len(heads))]
-    head = "".join(
-        f'<th scope="col"{_numeric(is_number)}><button>{text(title)}</button></th>'
-        for title, is_number in zip(heads, numeric)
-    )
-    body = "\n".join(f"<tr data-filter>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="sortable" aria-label="{text(name)}">\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
+    return filled("table", heads=list(zip(heads, numeric)), rows=rows, name=name, top=top)
 
 
-def _numeric(is_number: bool) -> str:
-    return ' class="number"' if is_number else ""
-
-
-def _cell(cell: Cell) -> str:
-    order = f' data-order="{cell.order:.6g}"' if cell.order is not None else ""
-    bar = ""
-    if cell.bar is not None:
-        bar = f'<i class="bar" style="width:{100 * min(max(cell.bar, 0.0), 1.0):.1f}%"></i>'
-    return f"<td{_numeric(cell.order is not None)}{order}>{bar}{cell.shown}</td>"
-
-
-def section(identity: str, title: str, body: str, about: str = "") -> str:
+def section(identity: str, title: str, body: str, about: str = "") -> Markup:
     """A part of the page, which the navigation and a digit key lead to."""
-    told = f'<p class="about">{about}</p>' if about else ""
-    return f'<section id="{identity}"><h2>{text(title)}</h2>{told}\n{body}\n</section>'
+    return filled("section", identity=identity, title=title, body=Markup(body), about=Markup(about))
 
 
-def nothing(told: str) -> str:
-    """Where there is nothing to show."""
-    return f'<p class="nothing">{text(told)}</p>'
+def nothing(told: str) -> Markup:
+    """Return the note for an empty section."""
+    return Markup('<p class="nothing">{}</p>').format(told)

@@ -25,7 +25,24 @@ function applyFilters() {
     row.hidden = hiddenKinds.has(row.dataset.of) || !words.every((word) => said.includes(word));
   }
   for (const row of all(".source .free, .source .gap")) row.hidden = words.length > 0;
+  document.body.classList.toggle("filtering", words.length > 0);
   light(words);
+}
+
+/* Of a long table the first rows are shown, in whatever order; a button shows all. */
+function fold(table) {
+  const top = Number(table.dataset.top ?? Infinity);
+  [...table.tBodies[0].rows].forEach((row, number) => row.classList.toggle("beyond", number >= top));
+}
+for (const button of all("button.more")) {
+  const table = button.previousElementSibling.firstElementChild;
+  fold(table);
+  table.classList.add("folded");
+  button.addEventListener("click", () => {
+    const folded = table.classList.toggle("folded");
+    button.setAttribute("aria-expanded", String(!folded));
+    button.textContent = folded ? `show all ${table.tBodies[0].rows.length}` : `show the first ${table.dataset.top}`;
+  });
 }
 filter.addEventListener("input", applyFilters);
 boxes.forEach((box) => box.addEventListener("change", applyFilters));
@@ -44,6 +61,7 @@ function sortBy(head, column, table) {
   all("th", table).forEach((other) => other.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", falls ? "descending" : "ascending");
   table.tBodies[0].append(...rows);
+  fold(table);
 }
 for (const table of all("table.sortable")) {
   all("th", table).forEach((head, column) => head.firstChild.addEventListener("click", () => sortBy(head, column, table)));
@@ -61,9 +79,9 @@ for (const dot of all(".dot")) {
 /* --- the timeline --------------------------------------------------------------------------- */
 
 const data = JSON.parse(one("#data").textContent);
-const box = one("#timeline");
+const box = one("#timeline") ?? document.createElement("div"); /* a comparison of two runs has none */
 const ROW = 17, GAP = 10, TITLE = 16, AXIS = 22;
-const view = { place: Number(box.dataset.start), from: 0, to: 1 };
+const view = { place: Number(box.dataset.start ?? 0), from: 0, to: 1 };
 
 function duration(us) {
   const [unit, size] = us >= 1e6 ? ["s", 1e6] : us >= 1e3 ? ["ms", 1e3] : ["µs", 1];
@@ -104,15 +122,17 @@ function element(name, attributes, text) {
 }
 
 function draw() {
+  if (!box.isConnected) return;
   const step = data.steps[view.place];
-  const whole = step.end - step.begin, width = 1032;
+  const whole = step.end - step.begin, width = Math.max(box.clientWidth - 24, 200);
+  const ticks = Math.max(2, Math.min(8, Math.floor(width / 110)));
   const from = view.from * whole, to = view.to * whole, scale = width / (to - from);
   const svg = element("svg", {});
   let y = AXIS;
-  for (let k = 0; k <= 8; k += 1) {
-    const x = (k * width) / 8;
+  for (let k = 0; k <= ticks; k += 1) {
+    const x = (k * width) / ticks;
     svg.append(element("line", { class: "axis", x1: x, x2: x, y1: 14, y2: 10000 }));
-    svg.append(element("text", { x: x + (k === 8 ? -3 : 3), y: 11, "text-anchor": k === 8 ? "end" : "start" }, duration(from + (k * (to - from)) / 8)));
+    svg.append(element("text", { x: x + (k === ticks ? -3 : 3), y: 11, "text-anchor": k === ticks ? "end" : "start" }, duration(from + (k * (to - from)) / ticks)));
   }
   for (const [number, lane] of layOut(spansOf(step))) {
     svg.append(element("text", { class: "lane", x: 0, y: y + 11 }, data.lanes[number]));
@@ -184,6 +204,7 @@ box.addEventListener("wheel", (event) => {
   zoom(event.deltaY < 0 ? 1.25 : 0.8, view.from + ((event.clientX - place.left) / place.width) * (view.to - view.from));
 }, { passive: false });
 draw();
+addEventListener("resize", draw);
 
 /* --- keys ----------------------------------------------------------------------------------- */
 

@@ -15,28 +15,31 @@ from collections.abc import Callable
 from typing import Any
 
 from ltc import config
-from ltc.debug import metrics
+from ltc.errors import LtcError, Unsupported
+from ltc.explaining import faults
 from ltc.ir.json_codec import Unrecordable
-from ltc.profiling import spans
 from ltc.runtime import core_reservation
-from ltc.runtime.background import worker_process
 from ltc.runtime.background.compile_worker import FIRST
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
+from ltc.support.lazy_module import LazyModule
+from ltc.support.observation import metrics, spans
 from ltc.support.process.daemon import started_daemon
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.sizes.as_json import dumped, record_of_trace
 from ltc.support.sizes.extent import SizeTrace
 
+worker_process = LazyModule("ltc.runtime.background.worker_process")
 _starting = renewed_lock(globals(), "_starting")
 _worker: Worker | None = None
 
 
 class Request:
-    """A program that is being compiled behind.
+    """A program that is being compiled in the background.
 
-    over   set once it is on the disk, or will never be
-    error  what kept it from being made; None where nothing did that is known
+    Attributes:
+        over: Set once it is on the disk, or cannot be made.
+        error: The error that kept it from being made; None if none is known.
     """
 
     def __init__(self) -> None:
@@ -46,8 +49,13 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for: a child of fork is told nothing."""
+        """Return True if there is nothing to wait for: a child of fork gets no answer."""
         return self.over.is_set() or self._owner != os.getpid()
+
+    def wait(self) -> None:
+        """Block until it is over."""
+        if not self.is_over:
+            self.over.wait()
 
 
 HERE = Request()  # of what only this process can compile
@@ -55,7 +63,7 @@ HERE.over.set()
 
 
 def is_possible() -> bool:
-    """Whether programs can be handed from one process to the other."""
+    """Return True if programs can be handed from one process to the other."""
     return bool(
         config.value("LTC_COMPILE_BEHIND")
         and sys.executable
@@ -67,8 +75,9 @@ def is_possible() -> bool:
 class Job:
     """A program to be compiled, and kept by its name.
 
-    keep    does it: in a copy of this process, which has in its memory what that needs
-    record  all that another process needs; raises Unrecordable where only this one knows it
+    Args:
+        keep: Does it: in a copy of this process, which has in its memory what that needs.
+        record: All that another process needs; raises Unrecordable where only this one knows it.
     """
 
     def __init__(self, keep: Callable[[], object], record: Callable[[], dict[str, Any]]) -> None:
@@ -82,10 +91,11 @@ def request_of(
     donated: frozenset[int],
     trace: SizeTrace | None = None,
 ) -> dict[str, Any]:
-    """What `Job.record` gives.
+    """Return the request that `Job.record` needs.
 
-    graph  its record, as traced: no pass has run
-    trace  what was decided by its sizes, where they are symbols
+    Args:
+        graph: Its record, as traced: no pass has run.
+        trace: The decisions by its sizes, if they are symbols.
     """
     return {
         "name": name,
@@ -121,8 +131,20 @@ def _begun(job: Job) -> Request:
     return worker.compile(job.record())
 
 
+def wait() -> None:
+    """Block until everything that was asked for is over."""
+    if _worker is not None:
+        for request in _worker.requests():
+            request.wait()
+
+
+def is_compiling() -> bool:
+    """Return True if the other process has not answered a request yet."""
+    return _worker is not None and bool(_worker.requests())
+
+
 def end() -> None:
-    """Nobody is left to run what is being compiled."""
+    """End the worker: no process is left to run its programs."""
     if _worker is not None and _worker.is_usable():
         _worker.end()
 
@@ -130,7 +152,8 @@ def end() -> None:
 class Worker:
     """The process, and what it was asked for.
 
-    first  the request that it was made with; None where it is no copy, and has to be asked
+    Attributes:
+        first: The request that it was made with; None where it is no copy, and has to be asked.
     """
 
     def __init__(self, job: Job) -> None:
@@ -146,10 +169,12 @@ class Worker:
         if started_daemon(self._listen, "ltc compile worker") is None:
             self.end()
             self._end_requests()
-            raise RuntimeError("no thread was started that listens to the process that compiles")
+            raise RuntimeError(
+                "the thread that listens to the compiling process could not be started"
+            )
 
     def is_usable(self) -> bool:
-        """Whether it lives, and is this process's: a child of fork has none."""
+        """Return True if it lives, and is this process's: a child of fork has none."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def compile(self, request: dict[str, Any]) -> Request:
@@ -172,6 +197,10 @@ class Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def requests(self) -> list[Request]:
+        """Return those that are not over."""
+        return list(self._requests.values())
 
     def _write(self, line: str) -> None:
         """In a thread: the pipe takes it as fast as the process reads, which may import torch first."""
@@ -203,6 +232,8 @@ class Worker:
     def _note_answer(self, number: int, error: str | None) -> None:
         if error is not None:
             metrics.count("CompileBehindFailed")
+            if not error.startswith(Unsupported.__name__):
+                faults.keep(LtcError(error), "the compilation in another process")
         request = self._requests.pop(number)
         request.error = error
         begin, end = max(request.begun, self._free_from), spans.now()

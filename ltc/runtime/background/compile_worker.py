@@ -16,7 +16,6 @@ from typing import IO, Any
 from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
 from ltc.runtime.graph_compiler import compile_and_keep, resizable_and_keep
-from ltc.runtime.transfers import capabilities
 from ltc.support.sizes.as_json import fill_trace, loaded
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
@@ -27,7 +26,8 @@ FIRST = 0  # the number of what a copy was made for
 def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | None = None) -> None:
     """Answer every request; one that fails is answered too, and leaves nothing on the disk.
 
-    first  compiles a program and keeps it: what this process, a copy, has in its memory
+    Args:
+        first: Compiles a program and keeps it: what this process, a copy, has in its memory.
     """
     os.nice(19)
     if first is not None:
@@ -41,18 +41,11 @@ def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | Non
 def _answer(number: int, keep: Callable[[], object], answers: IO[str]) -> None:
     try:
         with config.override(LTC_PROGRESS=0):  # nobody waits
-            _compile(keep)
+            keep()
     except Exception as error:
         answers.write(json.dumps([number, f"{type(error).__name__}: {error}"]) + "\n")
     else:
         answers.write(json.dumps([number, None]) + "\n")
-
-
-def _compile(keep: Callable[[], object]) -> None:
-    keep()
-    programs = capabilities().programs
-    assert programs is not None  # or nobody asks
-    programs.keep_launcher()  # or it is the other process that waits for LLVM
 
 
 def _keep(request: dict[str, Any], trace: SizeTrace) -> None:

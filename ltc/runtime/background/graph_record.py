@@ -10,9 +10,9 @@ from ltc.ir.node import Node, make
 
 
 def record_of_graph(graph: Graph) -> dict[str, Any]:
-    """Raises Unrecordable where it holds what only this process knows.
+    """Return the record of a graph; raise Unrecordable if it holds objects of this process alone.
 
-    Of origins the positions stay; who reads the graph knows no lines.
+    Of origins the positions stay; the reader of the graph knows no lines.
     """
     order = schedule(*graph.inputs, *graph.scalars, *graph.outputs)
     place = {node: position for position, node in enumerate(order)}

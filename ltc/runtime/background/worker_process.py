@@ -62,7 +62,8 @@ serve(sys.stdin, answers)
 def start(first: Callable[[], object]) -> Copy | subprocess.Popen[str]:
     """A process that answers requests; its `stdin` and `stdout` take and give lines of text.
 
-    first  what a copy begins with; a new process knows nothing of it
+    Args:
+        first: The first call of a fork; a new process does not make it.
     """
     if config.value("LTC_COPY_PROCESS") and _may_copy():
         return Copy(first)
@@ -86,19 +87,26 @@ def _may_copy() -> bool:
 
 
 def _is_small() -> bool:
-    """Libraries, and what is shared with other processes, is not copied."""
+    """Return True if the process is small enough to copy; libraries and shared memory are not
+    copied.
+    """
     resident, of_files = map(int, _PAGES.read_text().split()[1:3])
     return (resident - of_files) * os.sysconf("SC_PAGE_SIZE") <= MOST_BYTES
 
 
 def _is_alone() -> bool:
-    """Whether no thread but the executors', which begin anew in a copy, is at work."""
+    """Return True if no thread is at work but the executors', which begin anew in a copy.
+
+    JAX's, which are not Python's, hold locks at any time.
+    """
+    if "jaxlib" in sys.modules:
+        return False
     others = set(thread_frames()) - {threading.get_ident(), *[e.thread for e in all_executors()]}
     return all(map(_waits, others))
 
 
 def _waits(thread: int) -> bool:
-    """Whether it waits for another thread or for an event, as that of tqdm does."""
+    """Return True if it waits for another thread or for an event, as that of tqdm does."""
     frame = thread_frames().get(thread)
     if frame is None:  # over
         return True
@@ -106,7 +114,7 @@ def _waits(thread: int) -> bool:
 
 
 def _comes_to_rest() -> bool:
-    """Whether what was launched is over before long."""
+    """Return True if the launched programs are over before long."""
     begun = time.monotonic()
     while not all(one.is_idle for one in all_executors()):
         if time.monotonic() - begun > PATIENCE_SECONDS:
@@ -136,7 +144,7 @@ class Copy:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Return how it ended; None while it runs."""
         return self._await(os.WNOHANG)
 
     def wait(self) -> int | None:
@@ -166,7 +174,9 @@ def _forked() -> int:
 
 
 def _answer(requests: int, answers: int, first: Callable[[], object]) -> NoReturn:
-    """What the copy does, and nothing of the user's: no handler, no file, no object that goes."""
+    """Answer requests in the copy, and run nothing of the user's: no handler, no file, no
+    finalizer.
+    """
     try:
         for tools in (sys, threading):  # of who looks at the user's program
             tools.settrace(None)
@@ -193,7 +203,7 @@ def _serve(requests: int, answers: int, first: Callable[[], object]) -> None:
 
 
 def _end_with(requests: int) -> None:
-    """Whoever has asked may be killed at any moment."""
+    """End this process when the process that sends requests has ended, which may be killed."""
     hangup = select.poll()
     hangup.register(requests, 0)
     hangup.poll()

@@ -1,11 +1,13 @@
-"""A graph compiled so that a launch gives every value: what any backend can show of its work."""
+"""A graph compiled node by node: what any backend can show of its work."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ltc.backends.interface import BackendImplInterface, Observer
+from ltc.backends.verification.double_precision import Formula
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node, make
@@ -16,26 +18,44 @@ _NOT_COMPUTED = frozenset({"leaf", "view", "barrier"})
 
 
 class EveryNode:
-    """See backends/interface.py's ObservedComputation; what a backend fuses is kept apart here."""
+    """See backends/interface.py's ObservedComputation; what a backend fuses is kept apart here.
+
+    Each node is a program of its own. Of one that gives every value, a compiler may compute a value
+    again where it is read, and round it otherwise than where it is given.
+    """
 
     stages: Sequence[tuple[str, Graph]] = ()
 
     def __init__(self, backend: BackendImplInterface, graph: Graph, device: int) -> None:
-        self._backend, self._count = backend, len(graph.outputs)
-        self._nodes = [n for n in schedule(*graph.outputs) if is_computed(n)]
-        wanted = graph.with_outputs((*graph.outputs, *self._nodes), graph.origins)
-        self._computation = compiled(backend, wanted, device, frozenset())
+        self._backend, self._graph, self._device = backend, graph, device
+
+    @functools.cached_property
+    def _parts(self) -> list[tuple[Node, Formula, Any]]:
+        """The nodes to compute, in order: its formula, and the formula compiled."""
+        order = schedule(*self._graph.outputs)
+        outputs, known = set(self._graph.outputs), set(self._graph.inputs)
+        parts = []
+        for node in order:
+            if node not in known and (node in outputs or is_computed(node)):
+                formula = Formula([node], known)
+                part, _ = cut_out(formula.nodes, formula.operands, formula.scalars, [node])
+                computation = compiled(self._backend, part, self._device, frozenset())
+                parts.append((node, formula, computation))
+                known.add(node)
+        return parts
 
     def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
-        results: list[Any] = self._computation.launch(buffers, scalars)
-        for node, value in zip(self._nodes, results[self._count :], strict=True):
-            there = self._computation.download(value)
-            observer.makes({node: there}, is_reference=not runs_on(self._backend, node))
-        return results[: self._count]
+        made = {node: buffers[node.attr("index")] for node in self._graph.inputs}
+        for node, formula, computation in self._parts:
+            (made[node],) = computation.launch([made[n] for n in formula.operands], scalars)
+            if is_computed(node):
+                there = computation.download(made[node])
+                observer.makes({node: there}, is_reference=not runs_on(self._backend, node))
+        return [made[node] for node in self._graph.outputs]
 
 
 def is_computed(node: Node) -> bool:
-    """Whether a kernel makes its value, and that is one tensor."""
+    """Return True if a kernel makes its value, and that is one tensor."""
     return isinstance(node.type, TensorType) and node.op.kind not in _NOT_COMPUTED
 
 

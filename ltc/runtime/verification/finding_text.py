@@ -1,4 +1,4 @@
-"""What LTC_VERIFY has found, as an error with a text for people."""
+"""Findings of LTC_VERIFY, as errors with a text for people."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def _number(x: float | int | bool | complex) -> str:
 
 
 def asked_for(node: Node, origins: Mapping[Node, Origin]) -> str:
-    return str(_origin(node, origins) or "what the program gives back")
+    return str(_origin(node, origins) or "a result of the program")
 
 
 def _origin(node: Node, origins: Mapping[Node, Origin]) -> Origin | None:
-    """The recorded call that a node belongs to, or that of what it is made from."""
+    """Return the recorded call that a node belongs to, or that of its operands."""
     waiting, seen = [node], set[Node]()
     for one in waiting:
         if one in origins and one.op is not ops.INPUT:
@@ -90,7 +90,7 @@ def range_text(x: torch.Tensor) -> str:
 
 
 def _kernel_lines(finding: Finding, origins: Mapping[Node, Origin]) -> Iterator[str]:
-    """What else the kernel computes."""
+    """Give the lines about the other nodes that the kernel computes."""
     formula = finding.formula
     nodes = [n for n in formula.nodes if is_computed(n)] if formula is not None else []
     if len(nodes) < 2:

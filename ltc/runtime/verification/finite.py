@@ -1,4 +1,4 @@
-"""Programs whose results are looked at for NaN and infinities: what LTC_DEBUG_NANS asks for.
+"""Programs whose results are checked for NaN and infinities, as LTC_DEBUG_NANS asks.
 
 Where a result has some that the program was not given, its graph is run once more, node by node on
 the reference, for the first node that makes one of operands that have none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import type_text
 from ltc.runtime.verification.finding_text import asked_for, range_text
+from ltc.support.module_names import name_of_held
 
 Test = Callable[[torch.Tensor], torch.Tensor]
 NAN, INFINITE = "NaN", "Inf"
@@ -81,13 +83,14 @@ class FiniteComputation:
         if not any(node.op.kind == "collective" for node in order):
             culprits = list(self._culprits(order, _TESTS[fault], buffers, scalars))
             if culprits:
-                raise _error(fault, min(culprits, key=self._place), origins)
+                first = min(culprits, key=self._place)
+                raise _error(fault, first, origins, _names_of_inputs(first.node, buffers))
         if fault == NAN:
             output = self._graph.outputs[found[0]]
-            raise _error(fault, Culprit(output, values[found[0]], ()), origins)
+            raise _error(fault, Culprit(output, values[found[0]], ()), origins, {})
 
     def _place(self, culprit: Culprit) -> tuple[bool, int]:
-        """Of what the program was given comes first; then the calls in their order."""
+        """Return the sort key of a culprit: inputs of the program first, then calls in their order."""
         origin = self._graph.origins.get(culprit.node)
         is_computed = culprit.node.op is not ops.INPUT
         return is_computed, origin.position if origin is not None else _LAST
@@ -95,7 +98,7 @@ class FiniteComputation:
     def _culprits(
         self, order: list[Node], test: Test, buffers: list[Any], scalars: list[Any]
     ) -> Iterator[Culprit]:
-        """Nodes whose value has what the test finds, and of whose operands none has; and NaN inputs."""
+        """Give the nodes whose value fails the test while no operand does; and NaN inputs."""
         values: dict[Node, Any] = {}
         readers = Counter(operand for node in order for operand in node.inputs)
         for node in order:
@@ -120,7 +123,7 @@ class FiniteComputation:
 
 
 def _is_made(node: Node, operands: list[Any], test: Test) -> bool:
-    """Whether it makes what the test finds; a number that the program writes as such is meant."""
+    """Return True if the node makes the tested value; a constant that the program writes is meant."""
     if node.op is ops.CONSTANT or node.op is ops.SCALAR:
         return False
     return not any(_has(operand, test) for operand in operands)
@@ -139,22 +142,43 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype.itemsize == 1 else value
 
 
-def _error(fault: str, culprit: Culprit, origins: Any) -> NotFinite:
+def _names_of_inputs(node: Node, buffers: list[Any]) -> dict[Node, str]:
+    """Return the names of the inputs of the program among a node and its operands."""
+    found = {}
+    for one in (node, *node.inputs):
+        if one.op is ops.INPUT:
+            name = name_of_held(partial(_lies_in, handle=buffers[one.attr("index")]))
+            found[one] = name or "an input of the program"
+    return found
+
+
+def _lies_in(tensor: torch.Tensor, handle: Any) -> bool:
+    """Return True if the backend's object holds the value of the tensor."""
+    state = getattr(tensor.untyped_storage(), "lazy", None)
+    buffer = getattr(state, "buffer", None)
+    return buffer is not None and buffer.handle is handle
+
+
+def _error(fault: str, culprit: Culprit, origins: Any, names: dict[Node, str]) -> NotFinite:
     node, value = culprit.node, culprit.value
     given = node.op is ops.INPUT
-    what = "An input of the program" if given else f"{asked_for(node, origins)}: the node {node.op}"
+    what = f"{asked_for(node, origins)}: the node {node.op}"
+    if given:
+        what = f"{names[node][0].upper()}{names[node][1:]}"
     rows = [
         f"{what} {'has' if given else 'gives'} {fault}: {_elements(node, value, _TESTS[fault])}."
     ]
     rows += [
-        f"  {'of' if operand.op is ops.INPUT else asked_for(operand, origins) + ','} "
+        f"  {names.get(operand) or asked_for(operand, origins)}, "
         f"{type_text(operand.type)}: {range_text(x)}"
         for operand, x in zip(node.inputs, culprit.operands)
         if isinstance(x, torch.Tensor)
     ]
     if len(rows) > 1:
         rows.insert(1, "It is computed from:")
-    rows.append("What the step was to replace is as before. LTC_DEBUG_NANS=0 lets such values be.")
+    rows.append(
+        "Tensors that the step was to replace keep their values. LTC_DEBUG_NANS=0 permits NaN."
+    )
     origin: Origin | None = origins.get(node)
     return NotFinite("\n".join(rows), origin)
 

@@ -10,8 +10,8 @@ import torch
 
 from ltc.backends.verification.double_precision import Formula
 from ltc.backends.verification.judgement import Difference, difference, unequal
-from ltc.debug import metrics
 from ltc.ir.node import Node
+from ltc.support.observation import metrics
 
 COMPUTED = "is computed wrong"
 OVERWRITTEN = "was right, and was written over before the last kernel that reads it"
@@ -19,12 +19,13 @@ OVERWRITTEN = "was right, and was written over before the last kernel that reads
 
 @dataclass(frozen=True)
 class Finding:
-    """What a kernel, a pass or the launch itself got wrong.
+    """An error that a kernel, a pass or the launch itself made.
 
-    difference  in which value
-    fault       how it came about, in words
-    formula     what the kernel computes, where it is a kernel's fault
-    known       the values that it read, and others
+    Attributes:
+        difference: The value that is wrong.
+        fault: The cause, in words.
+        formula: The formula of the kernel, if it is at fault.
+        known: The values that it read, and others.
     """
 
     difference: Difference
@@ -42,9 +43,11 @@ class Judge:
         scalars: Sequence[Any],
         formulas: dict[tuple[Node, ...], Formula],
     ) -> None:
-        """
-        known     the values of the inputs
-        formulas  what earlier launches of the program have found, and this one adds to
+        """Begin without a finding.
+
+        Args:
+            known: The values of the inputs.
+            formulas: The formulas that earlier launches of the program have found; this one adds some.
         """
         self.known = {node: value.clone() for node, value in known.items()}
         self.finding: Finding | None = None

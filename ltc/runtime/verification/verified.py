@@ -28,7 +28,6 @@ from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.backends.verification.double_precision import Formula
 from ltc.backends.verification.judgement import Difference, difference, far_apart, unequal
 from ltc.backends.verification.perturbation import Perturbation
-from ltc.debug import metrics
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node
 from ltc.passes import pipeline
@@ -36,6 +35,7 @@ from ltc.runtime.partition import runs_on
 from ltc.runtime.verification.every_node import EveryNode, cut_out, is_computed
 from ltc.runtime.verification.finding_text import error_of
 from ltc.runtime.verification.judge import COMPUTED, Finding, Judge, same_bits
+from ltc.support.observation import metrics
 
 LAUNCHED = "is right where the kernels run one by one, and wrong where they run as one program"
 FUSED = "is computed wrong, where it is made together with others; alone it is right"
@@ -101,7 +101,7 @@ class VerifiedComputation:
         scalars: list[Any],
         *observer: Any,
     ) -> list[Any]:
-        """The launch's results, from copies of what it may write over."""
+        """Return the launch's results, run on copies of the inputs it may write over."""
         given = list(buffers)
         for position in self._donated:
             given[position] = self.upload(self.download(given[position]), self._device)
@@ -164,7 +164,7 @@ class VerifiedComputation:
     # --- the passes
 
     def _finding_of_passes(self, buffers: list[Any], scalars: list[Any]) -> Finding | None:
-        """What they change, though they must not; looked for once."""
+        """Return a change of the results by the passes, which must make none; looked for once."""
         if self._passes_are_right:
             return None
         try:

@@ -1,2 +1,1 @@
-"""What a process is made of: its processors, threads, locks, signals, private folder, and the end of its
-parent."""
+"""Parts of a process: processors, threads, locks, signals, private folder, the end of its parent."""

@@ -11,9 +11,11 @@ GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def own_groups(controller: str) -> Iterator[Path]:
     """The folders of the groups that this process is in, each with those that it lies in.
 
-    controller  "cpu", "memory": version 1 has groups of its own for each
+    Args:
+        controller: "cpu", "memory": version 1 has groups of its own for each.
 
-    Raises OSError where there are none: no Linux, or no /proc.
+    Raises:
+        OSError: If there are none: no Linux, or no /proc.
     """
     for line in GROUP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""A module's lock that a child of fork can take, whoever held it in the parent."""
+"""A module's lock that a child of fork can take, even if it was held in the parent."""
 
 from __future__ import annotations
 

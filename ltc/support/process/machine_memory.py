@@ -1,6 +1,7 @@
-"""How much memory this process can have at the very most.
+"""The most memory that this process can have.
 
-Linux promises more than there is, and kills who writes to it: what can never be there is not asked for.
+Linux promises more than there is, and kills a process that writes to it. So ltc does not ask for
+memory that can never be there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def total() -> int:
 
 
 def _limit(group: Path, swap: int) -> float:
-    """What one group may use: as version 2 of control groups writes it down, or version 1."""
+    """Return one group's limit: as version 2 of control groups writes it down, or version 1."""
     if (group / "memory.max").exists():
         return _bytes(group / "memory.max") + min(_bytes(group / "memory.swap.max"), swap)
     with_swap = _bytes(group / "memory.memsw.limit_in_bytes")

@@ -1,7 +1,7 @@
 """A folder for the files and sockets of one launch, which goes when its processes have gone.
 
-Its name ends in eight letters that nobody can guess, and its maker holds a lock on it: one that is
-locked by nobody was left by processes that were killed together with their janitor, and goes when the
+Its name ends in eight letters that cannot be guessed, and its maker holds a lock on it. A folder
+without a lock was left by processes that were killed together with their janitor. It goes when the
 next one is made.
 """
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("ltc")
 IN_MEMORY = "/dev/shm"  # Linux's file system without a disk
 # Earlier versions locked nothing, and called theirs otherwise: those are left alone.
 _NAME, _UNFINISHED = "ltc-run-", "ltc-new-"
-_UNFINISHED_SECONDS = 60.0  # what is not locked after that was given up
+_UNFINISHED_SECONDS = 60.0  # an unlocked folder of that age is a leftover
 _JANITOR = 'read -r _; rm -rf -- "$0"'  # read ends when every holder of the pipe's other end has
 _MOST_PATH = 1000  # characters of a path that another process names
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -36,12 +36,16 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextlib.contextmanager
 def private_folder(nbytes: int = 0) -> Iterator[str]:
-    """The path of a new folder that only this user can enter, in memory where there is a place.
+    """Give the path of a new folder that only this user can enter, in memory if there is room.
 
-    nbytes  that will be written there: where memory has less left, it is made on a disk
+    It is removed at the end of the block; if this process is killed, a process that waits for its
+    end removes it.
 
-    It is removed at the end of the block; where this process is killed, a process that waits for
-    just that removes it.  Raises LtcError where nothing has so much room.
+    Args:
+        nbytes: The bytes that will be written; if memory has less room, the folder is on a disk.
+
+    Raises:
+        LtcError: If no place has so much room.
     """
     parent, owner = _place_with_room(nbytes), os.getpid()
     _remove_leftovers(parent)
@@ -65,73 +69,74 @@ def private_folder(nbytes: int = 0) -> Iterator[str]:
 
 
 def require_private(path: str) -> None:
-    """Raises LtcError where others could bring files into a folder in which processes meet."""
+    """Raise LtcError if others could bring files into a folder in which processes meet."""
     try:
         reason = danger(Path(path))
     except OSError:
-        return  # whoever opens a file there is told why it can not be
+        return  # opening a file there raises the reason
     if reason is not None:
         raise LtcError(
-            f"Processes of this user can not meet in {path}: {reason}. Choose a folder that nobody "
-            f"else may write to."
+            f"Processes of this user cannot meet in {path}: {reason}. Choose a folder that no other "
+            f"user may write to."
         )
 
 
 def exposure(path: str) -> str | None:
-    """Why a path that another process has named may be no folder of `private_folder`, in words.
+    """Return the reason why a path from another process cannot be a folder of `private_folder`.
 
-    None where this user alone may enter the folder, and nobody else can put another in its place.
+    None if this user alone may enter the folder, and no other can put another in its place.
     """
     if len(path) > _MOST_PATH or not os.path.isabs(path) or not path.isprintable():
-        return "it is no absolute path of a usual length"
+        return "it is not an absolute path of a usual length"
     if not os.path.basename(path).startswith(_NAME):
         return f"its name does not begin with {_NAME}"
     try:
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode):
-            return "it is no folder"
+            return "it is not a folder"
         if status.st_uid != os.geteuid():
             return f"it belongs to user {status.st_uid}"
         if stat.S_IMODE(status.st_mode) != 0o700:
             return "others may enter it"
         return danger(Path(path))
     except OSError as error:
-        return f"it cannot be looked at ({error.strerror})"
+        return f"it cannot be read ({error.strerror})"
 
 
 def require_from_store(told: bytes) -> str:
-    """The folder of this host's processes that the run's store names.
+    """Return the folder of this host's processes that the run's store names.
 
-    Raises LtcError for anything but a folder that a process of this user has made: whoever reaches
-    the store can write to it.
+    Raises:
+        LtcError: For anything but a folder that a process of this user has made: all that reach the
+            store can write to it.
     """
     path = told[: _MOST_PATH + 1].decode(errors="replace")
     reason = exposure(path)
     if reason is not None:
         raise LtcError(
-            f"The run's store says that the processes of this host meet in {path!r}, which is not "
-            f"used: {reason}. Whoever reaches the store can write to it: keep its port "
-            f"(MASTER_PORT) from other users and machines."
+            f"The run's store names {path!r} as the folder where the processes of this host meet, "
+            f"but it cannot be used: {reason}. Any process that reaches the store can write to it: "
+            f"keep its port (MASTER_PORT) from other users and machines."
         )
     return path
 
 
 def shared_file(path: str, nbytes: int) -> int:
-    """The descriptor of a file of so many bytes, made by whichever process comes first.
+    """Return the descriptor of a file of `nbytes` bytes, which the first process makes.
 
-    Of its bytes only those are there that are reserved: see `reserve`.
+    Only its reserved bytes have memory: see `reserve`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(path, flags, 0o600)
     if not is_own_file(os.fstat(file)):
         os.close(file)
-        raise LtcError(f"{path} is no file of this user's alone: it is not used.")
-    os.ftruncate(file, nbytes)  # the same size from everyone, and new bytes are zero
+        raise LtcError(f"{path} cannot be used: another user owns it, or may write to it.")
+    os.ftruncate(file, nbytes)  # each process sets the same size, and new bytes are zero
     return file
 
 
 def reserve(file: int, start: int, nbytes: int) -> None:
-    """Have the system give bytes of a file now: where it has none, an error, not a signal later.
+    """Allocate bytes of a file now: a lack of room is an error here, not a signal later.
 
     Raises LtcError.
     """
@@ -143,9 +148,8 @@ def reserve(file: int, start: int, nbytes: int) -> None:
         if error.errno not in _NO_ROOM:
             raise
         raise LtcError(
-            f"The file system of the memory that processes share has no room for {nbytes} bytes "
-            f"more: {error}. Give {IN_MEMORY} more (docker run --shm-size), or set "
-            f"LTC_TRANSPORT=hosts."
+            f"The file system of shared memory has no room for {nbytes} more bytes: {error}. Enlarge "
+            f"{IN_MEMORY} (docker run --shm-size), or set LTC_TRANSPORT=hosts."
         ) from None
 
 
@@ -153,7 +157,7 @@ def reserve(file: int, start: int, nbytes: int) -> None:
 
 
 def _place_with_room(nbytes: int) -> str:
-    """The first of the places that has it; says where it is not the first."""
+    """Return the first place with enough room; warn if it is not the preferred one."""
     reasons: list[str] = []
     for place in dict.fromkeys((IN_MEMORY, tempfile.gettempdir())):
         reason = _lack(place, nbytes)
@@ -163,15 +167,15 @@ def _place_with_room(nbytes: int) -> str:
             return place
         reasons.append(reason)
     raise LtcError(
-        f"Processes that train together have nowhere to exchange: {'; '.join(reasons)}. Set TMPDIR to "
+        f"Processes that train together have no place to exchange: {'; '.join(reasons)}. Set TMPDIR to "
         f"a folder with more room, or LTC_TRANSPORT=hosts."
     )
 
 
 def _lack(place: str, nbytes: int) -> str | None:
-    """What is wrong with a place for so many bytes."""
+    """Return what a place lacks for so many bytes."""
     if not os.access(place, os.W_OK | os.X_OK):
-        return f"nobody can write to {place}" if os.path.isdir(place) else f"there is no {place}"
+        return f"{place} is not writable" if os.path.isdir(place) else f"there is no {place}"
     system = os.statvfs(place)
     free = system.f_bavail * system.f_frsize
     if free < nbytes:
@@ -219,7 +223,7 @@ def _remove_leftover(path: str) -> None:
 
 
 def _is_ours(path: str, status: os.stat_result) -> bool:
-    """Whether it is a folder that `_made` has made, and long enough ago."""
+    """Return True if it is a folder that `_made` has made, and long enough ago."""
     name = os.path.basename(path)
     new = name.startswith(_UNFINISHED)
     random = name.removeprefix(_UNFINISHED if new else _NAME)

@@ -1,4 +1,4 @@
-"""How many processors this process may use.
+"""The number of processors that this process may use.
 
 Some machinery gains only where they are few: a thread that is in the wrong place then costs the
 whole program. Above `FEW` the system has room, and nothing of the kind acts.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import os
+import platform
+import re
 from pathlib import Path
 
 from ltc.support.process.control_groups import own_groups
@@ -16,9 +18,22 @@ from ltc.support.process.control_groups import own_groups
 FEW = 4
 
 
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@functools.cache
+def name() -> str:
+    """Return the processor's name; where the system does not tell, the kind of the machine."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+    except OSError:  # no Linux, or no /proc
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
 @functools.cache
 def count() -> int:
-    """As many as its mask names, and no more than it is given the time of: containers limit both."""
+    """Return as many as its mask names, and as its share of time allows: containers limit both."""
     if hasattr(os, "sched_getaffinity"):
         there = len(os.sched_getaffinity(0))
     else:
@@ -27,7 +42,7 @@ def count() -> int:
 
 
 def _quota() -> float:
-    """Processors whose time this process's control group may use; infinity where nobody limits it."""
+    """Return the processors that this process's control group may use; infinity without a limit."""
     try:
         return min(map(_limit, own_groups("cpu")), default=math.inf)
     except OSError:  # no Linux, or no /proc
@@ -35,7 +50,7 @@ def _quota() -> float:
 
 
 def _limit(group: Path) -> float:
-    """What one group may use: as version 2 of control groups writes it down, or version 1."""
+    """Return one group's limit: as version 2 of control groups writes it down, or version 1."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()

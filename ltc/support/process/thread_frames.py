@@ -1,4 +1,4 @@
-"""Where every thread of this process is."""
+"""The frames of every thread of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def thread_frames() -> dict[int, FrameType]:
 
 
 def wants_processor(native_id: int) -> bool:
-    """Whether a thread of this process runs, or would; False where the system does not say."""
+    """Return True if a thread of this process runs, or would; False if the system does not say."""
     try:
         stat = Path(f"/proc/self/task/{native_id}/stat").read_text()
     except OSError:

@@ -9,6 +9,8 @@ import torch
 
 
 def loaded(name: str) -> list[ctypes.CDLL]:
-    """Those whose file begins so, as "libgomp" or "libtorch_cpu."; none where torch was built without."""
+    """Return loaded libraries whose file begins so, as "libgomp" or "libtorch_cpu."; none without
+    them.
+    """
     files = sorted((Path(torch.__file__).parent / "lib").glob(f"{name}*"))
     return [ctypes.CDLL(str(file)) for file in files]

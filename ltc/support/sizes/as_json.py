@@ -14,7 +14,7 @@ def dumped(record: Any) -> str:
 
 
 def loaded(text: str | bytes, trace: SizeTrace) -> Any:
-    """What was dumped; its Extents are of this trace."""
+    """Return the dumped value; its Extents are of this trace."""
 
     def read(found: dict[str, Any]) -> Any:
         if found.keys() != {"terms", "value"}:
@@ -32,7 +32,7 @@ def _of_extent(x: object) -> dict[str, Any]:
 
 
 def record_of_trace(trace: SizeTrace) -> list[Any]:
-    """What a trace has found out so far."""
+    """Return the facts that a trace has collected so far."""
     return [trace.values, list(trace.guards), trace.parts, trace.bounds]
 
 

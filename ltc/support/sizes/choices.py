@@ -1,4 +1,4 @@
-"""What is decided of sizes without a guard: the greater of two, how many a slice takes, free choices."""
+"""Decisions on sizes without a guard: the greater of two, how many a slice takes, free choices."""
 
 from __future__ import annotations
 
@@ -67,24 +67,6 @@ def _chosen(name: str, choose: Callable[..., int], side: int, sizes: Sequence[Si
             return size
     parts = ",".join(sorted(map(source_of, sizes)))
     return trace.atom(f"{name}({parts})", value, (bounds[0], bounds[1]))
-
-
-def count_in_slice(size: Size, start: Size | None, end: Size | None, step: Size) -> Any:
-    """How many places of `size` a slice takes, with a step from 1 on; as Python counts them."""
-    first = _place(size, 0 if start is None else start)
-    last = size if end is None else _place(size, end)
-    return most(0, -((first - last) // step))
-
-
-_ENDLESS = 1 << 62  # what ends there or later takes all
-
-
-def _place(size: Size, place: Size) -> Any:
-    if isinstance(place, int) and place >= _ENDLESS:
-        return size
-    if place < 0:
-        place = place + size
-    return most(0, least(place, size))
 
 
 @contextmanager

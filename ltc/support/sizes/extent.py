@@ -22,10 +22,28 @@ into the number at other sizes.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from ltc.support.sizes.called_by_sizes import FUNCTIONS
+
+def double_bits(number: float) -> int:
+    """The bits of a float64, as an integer."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float32, as an integer."""
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+
+
+FUNCTIONS: dict[str, Callable[..., int]] = {
+    "max": max,
+    "min": min,
+    "double_bits": double_bits,
+    "float_bits": float_bits,
+}
+
 
 # The atoms that are multiplied: symbols, and what is no polynomial of them.
 Monomial = tuple[str, ...]
@@ -37,11 +55,13 @@ _NAME = re.compile(r"\bt\d+\b")
 
 
 class SizeTrace:
-    """The symbols of one program, and what was decided by their values.
+    """The symbols of one program, and the decisions by their values.
 
-    values  of the symbols, as they are now
-    guards  conditions as Python expressions of the symbols s0, s1, ..., each once, in order
-    parts   what is no polynomial: expression -> the name t0, t1, ... that others have for it
+    Attributes:
+        values: The present values of the symbols.
+        guards: Conditions as Python expressions of the symbols s0, s1, ..., each once, in order.
+        parts: Expressions that are no polynomials -> the names t0, t1, ... that others use for
+            them.
     """
 
     def __init__(self) -> None:
@@ -63,13 +83,13 @@ class SizeTrace:
             self.guards.setdefault(condition if holds else f"not ({condition})")
 
     def atom(self, source: str, value: int, bounds: Bounds) -> Extent:
-        """What is no polynomial, by its Python expression."""
+        """Return an Extent for a Python expression that is no polynomial."""
         name = self.parts.setdefault(source, f"t{len(self.parts)}")
         self.bounds.setdefault(name, bounds)
         return Extent(self, (((name,), 1),), value)
 
     def function(self, expression: str) -> Callable[..., Any]:
-        """What a Python expression is, as a function of the symbols."""
+        """Return a Python expression as a function of the symbols."""
         return self.procedure([f"return {expression}"], {})
 
     def procedure(self, lines: Sequence[str], names: Mapping[str, Any]) -> Callable[..., Any]:
@@ -91,7 +111,7 @@ class SizeTrace:
         return made
 
     def value_of(self, expression: str) -> Any:
-        """What an expression is at the values that the symbols have now."""
+        """Return an expression's value at the present values of the symbols."""
         return self.function(expression)(*self.values)
 
 
@@ -258,7 +278,8 @@ class Extent:
         return _holds(">=", self, other) if isinstance(other, (int, Extent)) else NotImplemented
 
     def __hash__(self) -> int:
-        """Of the expression: a table finds the same expression, and what is equal by chance it may not.
+        """Hash the expression: a table finds the same expression, and may miss one that is equal by
+        chance.
 
         Tables join what is alike, so one that finds less is right at all sizes.
         """
@@ -329,7 +350,7 @@ def source_of(x: Size) -> str:
 
 
 def _is_part(x: Size, y: Size) -> bool:
-    """Whether 0 <= x < y at all sizes."""
+    """Return True if 0 <= x < y at all sizes."""
     low, _ = bounds_of(x)
     rest, _ = bounds_of(y - x)
     return low is not None and low >= 0 and rest is not None and rest > 0
@@ -395,5 +416,5 @@ def known(x: Any) -> Any:
 
 
 def number_now(x: Size) -> int:
-    """What a size is now, with no guard: for what is right at any size, or filled in again."""
+    """Return a size's present value, with no guard: for code right at any size, or filled in again."""
     return x.value if isinstance(x, Extent) else x

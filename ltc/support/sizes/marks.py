@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from ltc.support.sizes.called_by_sizes import FUNCTIONS
 from ltc.support.sizes.choices import current
-from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.extent import FUNCTIONS, Extent
 
 _MARK = re.compile("⟦([^⟦⟧]*)⟧")
 
 
 def is_symbolic(x: Any) -> bool:
-    """Whether it is an Extent, or a tuple or text with one in it."""
+    """Return True if it is an Extent, or a tuple or text with one in it."""
     if isinstance(x, (tuple, list)):
         return any(map(is_symbolic, x))
     return isinstance(x, Extent) or (isinstance(x, str) and "⟦" in x)
@@ -35,12 +33,9 @@ def settled(text: str) -> str:
     return _MARK.sub(number, text)
 
 
-def text_function(trace: SizeTrace, text: str) -> Callable[..., str]:
-    """The text with numbers in place of marks, as a function of the symbols."""
-    parts = _MARK.split(text)  # text and expressions in turns
-    shown = [f"str({part})" if k % 2 else repr(part) for k, part in enumerate(parts)]
-    made: Callable[..., str] = trace.function(f"''.join(({', '.join([*shown, ''])}))")
-    return made
+def in_turns(text: str) -> list[str]:
+    """Return what is between the marks and the expressions in them, in turns."""
+    return _MARK.split(text)
 
 
 def mark_of(text: str) -> Extent | None:

@@ -1,4 +1,4 @@
-"""What trains: optimizers, schedules, losses, precision."""
+"""Features of training: optimizers, schedules, losses, precision."""
 
 from __future__ import annotations
 

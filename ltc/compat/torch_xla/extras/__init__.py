@@ -1,1 +1,1 @@
-"""What torch_xla has beside training: operations built by hand, boxes, and two runs compared."""
+"""Parts of torch_xla beside training: operations built by hand, boxes, and two runs compared."""

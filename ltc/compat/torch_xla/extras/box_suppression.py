@@ -12,17 +12,21 @@ def nms(
     iou_threshold: torch.Tensor,
     output_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices [output_size] of boxes, those that remain first, best first; and how many remain.
+    """Return indices [output_size] of boxes, the remaining ones first, best first; and their
+    number.
 
-    boxes            [N, 4], two opposite corners of each
-    scores           [N]
-    score_threshold  what a score has to exceed
-    iou_threshold    a box that overlaps a better one by more than that, as a share of their union, goes
-    output_size      at most N
+    The operands are read: a box is dropped depending on all better ones.
 
-    The operands are read: which box goes depends on all better ones.
+    Args:
+        boxes: [N, 4], two opposite corners of each.
+        scores: [N].
+        score_threshold: The number that a score has to exceed.
+        iou_threshold: A box that overlaps a better one by more than that, as a share of their
+            union, goes.
+        output_size: At most N.
 
-    Raises ValueError for shapes that do not fit.
+    Raises:
+        ValueError: For shapes that do not fit.
     """
     count = len(boxes)
     if boxes.shape != (count, 4) or scores.shape != (count,) or not 0 <= output_size <= count:

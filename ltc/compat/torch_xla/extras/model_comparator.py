@@ -27,8 +27,9 @@ def configure(save_dir: str | None) -> None:
 def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> torch.Tensor:
     """The tensor, whose value the first replica has saved: a read.
 
-    name  None for the caller's file and line; each has a number behind it
-    step  a folder of its own for what is saved in that step
+    Args:
+        name: None for the caller's file and line; each has a number behind it.
+        step: A folder of its own for what is saved in that step.
     """
     global _step
     folder = _folder or os.environ.get("MODELCMP_SAVEDIR")
@@ -57,7 +58,7 @@ def _line_of_the_caller() -> str:
 def compare(
     save_dir1: str, save_dir2: str, rtol: float = 1e-5, atol: float = 1e-8, max_diffs: int = 25
 ) -> str:
-    """What differs between two folders, as text; "" where nothing does."""
+    """Return the differences between two folders, as text; "" if there are none."""
     first, second = (_files(Path(folder)) for folder in (save_dir1, save_dir2))
     report = [f"Mismatch: {name} not in {save_dir2}\n" for name in sorted(first - second)]
     report += [f"Mismatch: {name} not in {save_dir1}\n" for name in sorted(second - first)]
@@ -84,7 +85,7 @@ def _read(path: str) -> torch.Tensor:
 def tensor_file_compare(
     path1: str, path2: str, rtol: float = 1e-5, atol: float = 1e-8, max_diffs: int = 25
 ) -> str:
-    """What differs between two files, under the name of the first."""
+    """Return the differences between two files, under the name of the first."""
     found = compare_tensors(_read(path1), _read(path2), rtol, atol, max_diffs)
     lines = "".join(f"  {line}\n" for line in found.splitlines())
     return f"Changes in saved tensor {Path(path1).name!r}:\n{lines}" if found else ""

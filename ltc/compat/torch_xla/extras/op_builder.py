@@ -79,7 +79,7 @@ def tensor_shape(tensor: Any, device: Any = "") -> Any:
 
 
 def create_builder(name: str) -> Any:
-    """What constants are made with: the thread's current device."""
+    """Return the device on which constants are made: the thread's current one."""
     return shown()
 
 
@@ -103,7 +103,8 @@ def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class BuiltOp:
     """The result of an operation.
 
-    value  a tensor, or a tuple of Ops
+    Args:
+        value: A tensor, or a tuple of Ops.
     """
 
     __hash__ = object.__hash__
@@ -125,11 +126,11 @@ class BuiltOp:
         return tensor_shape(self.value)
 
     def builder(self) -> Any:
-        """What constants beside it are made with: its device."""
+        """Return the device on which constants beside it are made: its own."""
         return self.value[0].builder() if isinstance(self.value, tuple) else self.value.device
 
     def build(self, name: str) -> Any:
-        """What it computes, as tensors."""
+        """Return its results, as tensors."""
         return _tensors(self)
 
     __add__, __sub__ = _applied(torch.add), _applied(torch.sub)
@@ -170,7 +171,7 @@ class BuiltOp:
         return BuiltOp(self.value.expand((*sizes, *self.value.shape)))
 
     def broadcast_in_dim(self, sizes: Sequence[int], dimensions: Sequence[int]) -> BuiltOp:
-        """Its dimension i becomes `dimensions[i]` of the result."""
+        """Make its dimension i the dimension `dimensions[i]` of the result."""
         spread = [1] * len(sizes)
         for dimension, extent in zip(dimensions, self.value.shape, strict=True):
             spread[dimension] = extent

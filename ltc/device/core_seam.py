@@ -1,0 +1,333 @@
+"""The questions that the core and Python ask each other.
+
+A tensor's value is in one place: in its State, or in the core.  The core borrows the values of its
+operands; Python takes a value back, with all that lie in its memory, where it asks a State for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from threading import get_ident
+from time import time
+from typing import Any
+
+import torch
+
+from ltc.aten.wide_sums import adds_in_16_bits
+from ltc.device.call_observer import watching
+from ltc.device.immediate.computed import computed
+from ltc.device.immediate.immediate_session import sessions
+from ltc.device.ops import copies, quick_copies, storages
+from ltc.device.recording import state as states
+from ltc.device.recording.fast_path import overload_named
+from ltc.device.recording.recorder import device_at
+from ltc.device.recording.run_now import how_to_run
+from ltc.device.recording.signature import (
+    ATTRIBUTE,
+    DEVICE,
+    GENERATOR,
+    IGNORED,
+    NUMBER,
+    NUMBERS,
+    OPTIONAL_TENSOR,
+    OPTIONAL_TENSORS,
+    TENSOR,
+    TENSORS,
+    Signature,
+)
+from ltc.device.recording.slow_path import is_forced
+from ltc.device.recording.state import State, new_state
+from ltc.device.recording.sync import begin_for_core, passes_read
+from ltc.device.recording.tensors import DOWNLOADS, UPLOADS
+from ltc.device.recording.tracks import REFUSED, is_plain
+from ltc.device.torch_device import storage_of
+from ltc.device.versions import are_counted_here
+from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.native.core import Core
+from ltc.runtime.account import account_of
+from ltc.runtime.buffer import Buffer, input_key
+from ltc.support.observation import metrics
+from ltc.support.process.fork_safe_lock import renewed_lock
+from ltc.support.process.held_signals import held
+from ltc.support.torch_private import storage_identity
+
+# Copies and storages have kernels of Python's own; a value of the core's is never conjugated or negated.
+_NOT_THERE = frozenset(
+    f"aten::{name}" for name in (*copies.KERNELS, *storages.KERNELS, "_conj", "_neg_view")
+)
+_library: torch.library.Library | None = None
+
+# --- what the core asks ---------------------------------------------------------------------------
+
+
+class CoreRule(enum.IntFlag):
+    """The facts of an overload by which the core runs its calls: as in `Rule` of overload.h."""
+
+    RUNS_HERE = 1
+    ANY_STRIDES = 2
+    ZEROED = 4
+    COUNTS_WRITES = 8
+    NOT_16_BITS = 16
+    MAY_READ = 32
+    IS_EXPAND = 64
+    COPIES = 128
+    ATTENTION = 256
+    ADAM = 512
+
+
+# Copies that the core makes by itself, though Python has kernels of its own for them.
+_COPIES = {
+    "aten::_to_copy": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.COPIES,
+    "aten::empty.memory_format": CoreRule.RUNS_HERE | CoreRule.ZEROED,
+}
+
+
+def _rule(name: str) -> int:
+    """Return the CoreRule of an overload."""
+    signature = Signature(overload_named(name))
+    kernel = how_to_run(signature)
+    tags = signature.overload.tags
+    if is_forced(signature):
+        return 0
+    if name in _COPIES:
+        return _COPIES[name]
+    if name in _NOT_THERE or not kernel.runs_here or torch.Tag.inplace_view in tags:
+        return 0
+    facts = {
+        CoreRule.RUNS_HERE: True,
+        CoreRule.ANY_STRIDES: kernel.any_strides,
+        CoreRule.ZEROED: name.startswith(("aten::empty", "aten::new_empty")),
+        CoreRule.COUNTS_WRITES: are_counted_here(signature),
+        CoreRule.NOT_16_BITS: adds_in_16_bits(name),
+        CoreRule.MAY_READ: kernel.may_read,
+        CoreRule.IS_EXPAND: name == "aten::expand",
+        CoreRule.ATTENTION: name in ("ltc::attention", "ltc::attention_gradient"),
+        CoreRule.ADAM: name == "ltc::adam_",
+    }
+    return sum(fact for fact, holds in facts.items() if holds)
+
+
+def _note_uploads() -> None:
+    with metrics.up_to_date():
+        pass
+
+
+def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    """Return the value of a tensor, which the core has from now on; None where it stays here."""
+    try:
+        state: State = storage_of(tensor).lazy
+    except AttributeError:
+        return None  # nothing was ever asked of it
+    session = sessions.get(get_ident())
+    if session is None or state.base is not None or (state.views and state.living_views()):
+        return None
+    value, buffer = state.value, state.buffer
+    if value is None:
+        if buffer is None or buffer.settled() is not buffer:
+            return None
+        host = buffer.ready()
+    elif value.recorder is session.recorder and hasattr(value, "tensor"):
+        host = value.tensor
+    else:
+        return None
+    if host.is_neg() or host.dtype.is_complex:
+        return None
+    if not session.owns(buffer):
+        host = host.clone()
+    state.number_in_core = number
+    state.views = None
+    del state.value, state.buffer
+    return host
+
+
+def _note_read() -> None:
+    session = sessions.get(get_ident())
+    if session is not None:
+        session.note_read()
+
+
+def _may_read(host: torch.Tensor, is_number: bool) -> bool:
+    """Return True if a value that is there may be read at once; it is noted then.
+
+    A copy to the CPU is left to Python's kernel where the read ends the recording.
+    """
+    held.deliver()
+    session = sessions.get(get_ident())
+    if session is None or watching or reads_are_forbidden():
+        return False
+    value = computed(session.recorder, host)
+    if is_number:
+        quick_copies.note_read(session, value)
+    elif passes_read(value, session):
+        DOWNLOADS.happened(0, host.nbytes)
+    else:
+        return False
+    return True
+
+
+def _reads(core: Core, of_numbers: bool) -> list[tuple[float, ...]]:
+    """Return the reads that nobody was told of, as metrics have them: moment, seconds, bytes."""
+    count, nbytes = core.reads(of_numbers)
+    return [(time(), 0, nbytes / count)] * count if count else []
+
+
+_LETTERS = {
+    TENSOR: "t", OPTIONAL_TENSOR: "t", TENSORS: "T", OPTIONAL_TENSORS: "T", NUMBER: "n", NUMBERS: "N",
+    ATTRIBUTE: "a", DEVICE: "d", GENERATOR: "g", IGNORED: "i",
+}  # fmt: skip
+
+
+def _words(name: str) -> str:
+    """Return how an overload's arguments are recorded: see `ask_for_words` in python_side.h."""
+    signature = Signature(overload_named(name))
+    words = ["draws" if signature.random else "plain"]
+    for argument in signature.arguments:
+        is_static = argument.kind == NUMBER and argument.static is None
+        statics = ",".join([repr(float(one)) for one in argument.static or ()])
+        words.append(("a" if is_static else _LETTERS[argument.kind]) + statics)
+    return " ".join(words)
+
+
+def _may_learn() -> bool:
+    learner = device_at(0).recorder().learner
+    return learner is not None and learner.may_learn()
+
+
+def _learned_values(*noted: Any) -> list[int]:
+    learner = device_at(0).recorder().learner
+    return [REFUSED] if learner is None else learner.learned_values(*noted)
+
+
+def _open(tensors: Any, numbers: Any) -> bool:
+    walk = device_at(0).recorder().walk
+    return walk is not None and walk.open(tensors, numbers)
+
+
+def _draw() -> int:
+    return device_at(0).random.draw()
+
+
+def _catch_up() -> None:
+    device_at(0).recorder().catch_up()
+
+
+def _look() -> None:
+    session = sessions.get(get_ident())
+    if session is not None:
+        session.forget_dead()
+
+
+# --- what Python takes ----------------------------------------------------------------------------
+
+
+# Of two threads that ask for a value, the second waits until the first one's states have it.
+_taking = renewed_lock(globals(), "_taking")
+
+
+def _take_of(state: State) -> None:
+    """Take the value of a state that has none."""
+    with _taking:
+        members = torch.ops.ltc_core.take_numbered(state.number_in_core)
+        if not members and not state.is_in_core:
+            return  # another thread has taken it, or a walk has ended
+        if not members:
+            raise RuntimeError("the value of a tensor is asked for that nobody holds")
+        _adopt(members)
+
+
+class _State:
+    """The attribute `lazy` of a storage that the core made, where nobody has asked for it before.
+
+    It is looked up in the storage's class where the storage has none of its own.
+    """
+
+    def __get__(self, storage: Any, kind: Any = None) -> State:
+        if storage is None:
+            return self  # type: ignore[return-value]
+        with _taking:
+            members = torch.ops.ltc_core.take(storage_identity(storage))
+            if members:
+                _adopt(members)
+            elif "lazy" not in vars(storage):  # no other thread has taken it, and no walk has ended
+                raise AttributeError("lazy")
+            return vars(storage)["lazy"]
+
+
+def _adopt(members: Any) -> None:
+    """States get the values that the core had: those of the thread's session, if there is one."""
+    device = device_at(0)
+    session = sessions.get(get_ident())
+    if session is not None and (session.recorder.now is not session or session.notes is not None):
+        session = None
+    adopted: list[State] = []
+    for tensor, host, place, links in members:
+        storage = storage_of(tensor)
+        state = vars(storage).get("lazy")
+        if state is None:
+            state = storage.lazy = new_state(None, device)
+        state.value = state.buffer = None
+        if place >= 0:
+            base = adopted[place]
+            state.base, state.chain = base, tuple(map(_link, links))
+            base.add_view(state)
+        adopted.append(state)
+        if session is not None:
+            state.value = computed(session.recorder, host)
+            session.made_states(states.ref(state))
+    if session is None:
+        for (_, host, place, _), state in zip(members, adopted):
+            if place < 0:
+                state.buffer = _buffer(host, len(members) == 1)
+
+
+def _buffer(host: torch.Tensor, is_alone: bool) -> Buffer:
+    if not (is_alone and host.is_contiguous() and host.untyped_storage().nbytes() == host.nbytes):
+        host = host.clone(memory_format=torch.contiguous_format)
+    return Buffer(input_key(tuple(host.shape), host.dtype), 0, host)
+
+
+_signature = functools.cache(lambda name: Signature(overload_named(name)))
+
+
+def _link(link: Any) -> tuple:
+    name, arguments, index = link
+    signature = _signature(name)
+    args, kwargs = [], {}
+    for argument, given in zip(signature.arguments[1:], arguments):
+        if not argument.keyword_only:
+            args.append(given)
+        elif given is not None:
+            kwargs[argument.name] = given
+    return signature.overload, tuple(args), kwargs, None if index < 0 else index
+
+
+def install(core: Core) -> None:
+    """Connect the two; the kernels of Python are registered by then."""
+    global _library
+    core.define()
+    _library = torch.library.Library("ltc_core", "IMPL")
+    for name, answer in {
+        "rule": _rule,
+        "lend": _lend,
+        "note_read": _note_read,
+        "look": _look,
+        "note_uploads": _note_uploads,
+        "words": _words,
+        "may_learn": _may_learn,
+        "learned_values": _learned_values,
+        "is_plain": is_plain,
+        "open": _open,
+        "draw": _draw,
+        "catch_up": _catch_up,
+        "begin": begin_for_core,
+        "may_read": _may_read,
+    }.items():
+        _library.impl(name, answer, "CPU")
+    states.take = _take_of
+    account_of(0).elsewhere = core.bytes
+    quick_copies.NUMBERS.elsewhere = lambda: _reads(core, True)
+    DOWNLOADS.elsewhere = lambda: _reads(core, False)
+    UPLOADS.elsewhere = lambda: [(moment, t, t, n) for moment, t, n in core.uploads()]
+    torch.UntypedStorage.lazy = _State()  # type: ignore[attr-defined]
+    core.register()

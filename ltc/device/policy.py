@@ -1,0 +1,262 @@
+"""The policy of how a step runs: events in, decision out.
+
+A *path* is a list of calls between two marks or reads. Calls run when they are made, and the path
+that they take is noted. A path that comes back gets a program; where the path that is expected next
+has one, its calls are only followed, and the program runs at the end. After a side exit from such a
+path, calls run at once. The policy decides by counts alone: it knows no tensor and no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+MIN_RETURNS = 1  # times a path comes back before its program is asked for
+MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
+LAUNCH_CALLS = 16  # calls that take as long as a launch and a read of its result
+CALLS_OF_CORE = 6  # calls that take as long in the core as one in Python
+BYTES_OF_A_CALL = 150_000  # that are written in the time of a call
+SHORT_PATHS = 8  # paths in a row as short as that, after which calls are not noted
+MAX_NEW_PATHS = 256  # more than come back, after which it is doubted that paths come back
+NEW_PATHS = 8  # as many as one that comes back outweighs; then calls rest from being noted
+UNNOTED_CALLS = 256  # after which a read ends a session that notes nothing: a step may come back
+MAX_VARIANTS = 6  # programs of one path of symbols: each is right for some sizes
+MIN_RUN = 2  # alike in a row, after which the next is expected to be: paths with programs, sizes
+MAX_PAUSE = 64  # recordings, in each back-off
+
+
+class Begin(enum.Enum):
+    """The state of a recording's calls."""
+
+    NOTE = "run at once, and are noted"
+    FOLLOW = "are followed along a path that has a program"
+    LEAVE_ALONE = "run at once, and are not noted"
+    SKETCH = "run at once, and are summed up in a hash"
+
+
+class HasProgram(Protocol):
+    """The interface of a path's program to the policy."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a launch runs compiled code."""
+
+    @property
+    def is_kept(self) -> bool:
+        """False once it was dropped for others: then it may be asked for again."""
+
+
+class Path:
+    """The policy's memory of one path.
+
+    Attributes:
+        returns: How often it came back.
+        program: Its program, once asked for.
+        following: The path that came behind it the last time.
+        pause: Recordings behind it that are noted before one is followed again.
+        backoff: The length of its last pause; 0 where the last guess was right.
+        awaits: True if what comes behind it is to be noted, since its sketch has come back.
+    """
+
+    __slots__ = (
+        "returns", "program", "following", "pause", "backoff", "is_followed", "awaits"
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.returns = -1
+        self.program: HasProgram | None = None
+        self.following: Path | None = None
+        self.pause = self.backoff = 0
+        self.is_followed = self.awaits = False
+
+
+class Policy:
+    """The policy of one recorder.
+
+    Attributes:
+        sketches: True if calls can be summed up in a hash, which takes no time: then a path is
+            noted once its hash has come back.
+        unnoted: The path that stands for all calls that were left alone, and for all that came
+            once: one place, so that what comes back between them is known by where it comes.
+    """
+
+    def __init__(self, sketches: bool = False) -> None:
+        self.sketches = sketches
+        self._wanted = 0  # recordings that are noted, since a sketch has come back
+        self.unnoted = Path()
+        self._is_sure = False  # the same path came twice behind that
+        self._short = 0  # paths in a row
+        self._new = 0  # paths that never came before, less those that came back
+        self._rest = self._backoff = 0  # recordings that are left alone, and were the last time
+        self._idle = 0  # programs that were asked for and not followed yet
+        self._hits = 0  # paths in a row whose programs were ready
+
+    def begin(self, behind: Path) -> Begin:
+        """Decide how the recording behind a path runs."""
+        place = self.place_of(behind)
+        if place.pause:
+            place.pause -= 1
+            return self._note(behind)
+        expected = behind.following  # a loop's path comes behind itself
+        if expected is None:
+            expected = self.unnoted.following if self._is_sure else behind
+        if self._hits >= MIN_RUN or (expected is not None and _is_ready(expected)):
+            return Begin.FOLLOW
+        if self._rest:
+            self._rest -= 1
+            return Begin.LEAVE_ALONE
+        follows_reads = self._short >= SHORT_PATHS and behind is not self.unnoted
+        return Begin.LEAVE_ALONE if follows_reads else self._note(behind)
+
+    def _note(self, behind: Path) -> Begin:
+        if self.sketches and not (self._wanted or behind.awaits):
+            return Begin.SKETCH
+        behind.awaits = False
+        self._wanted = max(0, self._wanted - 1)
+        return Begin.NOTE
+
+    def weight(self, calls: int, nbytes: int, inputs: int) -> int:
+        """Return how many calls in Python would take as long as what a program of these would save.
+
+        Args:
+            nbytes: of what these calls make.
+            inputs: tensors from before: a launch hands each over in the time of a call of the core.
+        """
+        if not self.calls_are_quick:
+            return calls
+        return (calls - inputs) // CALLS_OF_CORE + nbytes // BYTES_OF_A_CALL
+
+    @property
+    def calls_are_quick(self) -> bool:
+        """True if the core runs calls: more of them take as long as a launch."""
+        return self.sketches
+
+    def _is_short(self, weight: int, is_of_reads: bool) -> bool:
+        """Return True if a launch takes longer than the calls, so that no program is worth it.
+
+        Without the core, one that a mark ends runs beside the calls behind it.
+        """
+        return weight <= LAUNCH_CALLS and (is_of_reads or self.calls_are_quick)
+
+    def sketched(
+        self, path: Path, behind: Path, weight: int, is_of_reads: bool, like: Path | None
+    ) -> None:
+        """A path that was summed up has ended: note the next ones if it has come back.
+
+        Args:
+            weight: of its calls.
+            like: the memory of all paths that differ from it in sizes alone; None if it is the first.
+        """
+        comes_back = self.noted(path, behind, weight, is_of_reads, like is not None)
+        if comes_back and is_power_of_two(path.returns):
+            behind.awaits = True
+        if like is not None and path.returns == 0 and not self._is_short(weight, is_of_reads):
+            like.returns += 1
+            if is_power_of_two(like.returns):
+                self._wanted = 2  # the path of symbols is found from two
+
+    def noted(
+        self, path: Path, behind: Path, weight: int, is_of_reads: bool, joins: bool = False
+    ) -> bool:
+        """A noted path has ended. Return True if its program is to be asked for now.
+
+        Args:
+            weight: of its calls; 1 of a single one.
+            is_of_reads: a read ends it, and no optimizer made a step: it may be one of many reads.
+            joins: the path is one of symbols, of which this is the second size.
+        """
+        self._note_place(path, behind)
+        path.returns += 1
+        self._hits = self._hits + 1 if _is_ready(path) else 0
+        self._count_new(path.returns == 0 and not joins)
+        self._count_short(weight, is_of_reads)
+        if self._is_short(weight, is_of_reads) or weight < 2 or _is_asked_for(path):
+            return False
+        return path.returns >= MIN_RETURNS + (self._idle >= MAX_IDLE_PROGRAMS)
+
+    def asked(self, path: Path, program: HasProgram) -> None:
+        """The program of a path was asked for."""
+        path.program = program
+        self._idle += 1
+
+    def followed(self, path: Path, behind: Path, weight: int, is_of_reads: bool) -> None:
+        """A recording was followed to the end of a path."""
+        self.place_of(behind).backoff = 0
+        self._note_place(path, behind)
+        self._hits += 1
+        if not path.is_followed:
+            path.is_followed, self._idle = True, max(0, self._idle - 1)
+        self._count_new(False)
+        self._count_short(weight, is_of_reads)
+
+    def left(self, behind: Path) -> None:
+        """The recording has left what was followed, or its end has no program."""
+        place = self.place_of(behind)
+        place.pause = place.backoff = min(MAX_PAUSE, max(1, 2 * place.backoff))
+        self._hits, self._is_sure = 0, False
+
+    def note_again(self, behind: Path) -> None:
+        """Note what follows this path twice: it may have a better continuation."""
+        behind.pause = max(behind.pause, 2)
+
+    def late(self, calls_since_read: int) -> bool:
+        """Return True if calls that were left alone for their reads are to be noted again.
+
+        The first path of these is the rest of a step: whole ones are noted behind it.
+        """
+        if calls_since_read < self.calls_without_read:
+            return False
+        self._short = 0
+        return True
+
+    @property
+    def calls_without_read(self) -> int:
+        """The calls after which reads are late: they take as long as two launches."""
+        return 2 * LAUNCH_CALLS * (CALLS_OF_CORE if self.calls_are_quick else 1)
+
+    def trained(self) -> None:
+        """An optimizer has made a step: it outweighs two reads."""
+        self._short = max(0, self._short - 2)
+
+    @property
+    def follows_reads(self) -> bool:
+        """True while calls are left alone since reads follow one another."""
+        return self._short >= SHORT_PATHS
+
+    def place_of(self, behind: Path) -> Path:
+        """The path itself once something has come behind it, else the one of all that came once."""
+        return self.unnoted if behind.following is None else behind
+
+    def _note_place(self, path: Path, behind: Path) -> None:
+        place = self.place_of(behind)
+        if place is self.unnoted:
+            self._is_sure = place.following is path
+        behind.following = place.following = path
+
+    def _count_new(self, is_new: bool) -> None:
+        if not is_new:
+            self._new, self._backoff = max(0, self._new - NEW_PATHS), 0
+            return
+        self._new += 1
+        if self._new >= MAX_NEW_PATHS:
+            self._backoff = min(MAX_PAUSE, max(1, 2 * self._backoff))
+            self._rest, self._new = self._backoff, MAX_NEW_PATHS - NEW_PATHS
+
+    def _count_short(self, weight: int, is_of_reads: bool) -> None:
+        if weight > LAUNCH_CALLS:
+            self._short = max(0, self._short - 2)
+        elif is_of_reads:
+            self._short = min(SHORT_PATHS, self._short + 1)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Return True for 1, 2, 4, 8 and so on: the distances of a back-off that doubles."""
+    return number & (number - 1) == 0
+
+
+def _is_ready(path: Path) -> bool:
+    return path.program is not None and path.program.is_ready
+
+
+def _is_asked_for(path: Path) -> bool:
+    return path.program is not None and path.program.is_kept

@@ -1,0 +1,266 @@
+"""Paths that the core follows in Python's place.
+
+A track is learned while Python follows a path: the core notes what each call is, and Python which
+entry it came to and which values its tensors then had. Along a track the core compares calls, and makes
+tensors without values in Python. Python catches up where it has to know of them, at the latest at the
+end of the recording: it is then in the state in which it would be after following the calls itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.aten.call import CallResult
+from ltc.device.policy import is_power_of_two
+from ltc.device.recording.entries import INPUT, Entry
+from ltc.device.recording.state import State, new_state
+from ltc.device.torch_device import storage_of
+from ltc.native.core import CORE
+from ltc.runtime.buffer import Buffer
+from ltc.support.observation import metrics
+
+REFUSED, PASSED, RECORDED, VIEWED = -1, 0, 1, 2
+
+
+class Track:
+    """A path that the core follows, with the entry that each of its calls leads to.
+
+    Attributes:
+        entries: The first entry of the path, then the entry that each call came to.
+        values: The values of the tensors, by the numbers that the core knows.
+        inputs: The values of the inputs, in their order on the path.
+        misses: Walks that have left it.
+    """
+
+    def __init__(self, handle: int, entries: list[Entry], values: list[CallResult]) -> None:
+        self.handle, self.entries, self.values = handle, entries, values
+        behind = _between(entries[0], entries[-1])
+        self.inputs = [entry.value for entry in behind if entry.call.overload == INPUT]
+        self.misses = 0
+
+    def __del__(self) -> None:
+        CORE.drop_track(self.handle)  # type: ignore[union-attr]
+
+    def is_to_be_learned_again(self) -> bool:
+        """Return True if a walk has left it, for the first time, the second, the fourth…"""
+        self.misses += 1
+        return is_power_of_two(self.misses)
+
+    def link(self, step: int, index: int) -> Any:
+        """Return the link that a call has added to the chain of what it made."""
+        link = self.entries[step + 1].link
+        return link if index < 0 else link[index]
+
+
+class Walk:
+    """One run of the core along a track.
+
+    Attributes:
+        is_left_early: True if calls of the track have not come.
+    """
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self.is_left_early = False
+        self._opened: dict[State, Buffer] = {}  # the states whose values the core was given
+
+    def open(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> bool:
+        """Let go of the values of tensors that are written to; return False where one has none."""
+        states = [storage_of(tensor).lazy for tensor in tensors]
+        if any([state.buffer is None or state.value is not None for state in states]):
+            return False
+        for state, number in zip(states, numbers):
+            self._opened[state] = state.buffer
+            state.number_in_core = number
+            del state.value, state.buffer
+        return True
+
+    def catch_up(self, recorder: Any, told: Any) -> None:
+        """Bring the recorder to where it would be, had it followed the calls itself.
+
+        Args:
+            told: The core's record of the walk: see `Walk::caught_up` in tracks.cpp.
+        """
+        position, made, scalars, inputs, tensors, names, values, views = told
+        for state, buffer in self._opened.items():
+            state.value, state.buffer = None, buffer
+        states = {name: _state_of(tensor, recorder) for name, tensor in zip(names, tensors)}
+        for name, value in zip(inputs, self.track.inputs):
+            state = states[name]
+            recorder.inputs.append(_settled(state))
+            recorder.bound.append(state)
+            state.value = value
+        recorder.live += [states[name] for name in states.keys() - set(inputs)]
+        for name, number in zip(names, values):
+            if number >= 0:
+                state = states[name]
+                state.value, state.buffer = self.track.values[number], None
+        for name, base, links in views:
+            states[name].chain = tuple([self.track.link(*link) for link in links])
+            states[name].base = states[base]
+            states[base].add_view(states[name])
+        recorder.scalars += scalars
+        dead = made - (len(names) - len(inputs))
+        metrics.note((("CreateLtcTensor", dead), ("DestroyLtcTensor", dead)))
+        entry = self.track.entries[position]
+        recorder.last = entry
+        recorder.cursor = entry.next if position else recorder.expected_entry()
+        recorder.interrupted = False
+        self.is_left_early = position + 1 < len(self.track.entries)
+
+
+class Learner:
+    """The notes of what Python follows, while the core notes the calls."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder, self._recording = recorder, recorder.recordings
+        self._entries: list[Entry] = [recorder.root]
+        self._values: list[CallResult] = []
+        self._numbers: dict[CallResult, int] = {}
+        self._scalars = 0
+
+    def may_learn(self) -> bool:
+        """Return True if nothing but calls that were learned is recorded."""
+        recorder = self._recorder
+        return (
+            self._goes_on()
+            and recorder.last is self._entries[-1]
+            and len(recorder.scalars) == self._scalars
+        )
+
+    def _goes_on(self) -> bool:
+        recorder = self._recorder
+        return (
+            recorder.learner is self
+            and recorder.immediate is None
+            and recorder.token is None
+            and recorder.recordings == self._recording
+        )
+
+    def learned_values(
+        self,
+        tensors: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        operands: int,
+        made: int,
+        is_view: bool,
+    ) -> list[int]:
+        """Note the entry that a call came to; return the outcome, then a number for each tensor.
+
+        Args:
+            tensors: Its operands, what it has made, and others that it may have changed.
+            numbers: The numbers that the core expects the call to add to the recording's; None for a
+            seed.
+            operands, made: The number of operands, and of results, among the tensors.
+            is_view: True if what is made may be views of the first operand.
+        """
+        recorder = self._recorder
+        if not self._goes_on():
+            return [REFUSED]
+        new = recorder.scalars[self._scalars :]
+        values = [_pending(tensor) for tensor in tensors]
+        entry = recorder.last
+        if entry is self._entries[-1]:
+            changes = [value is not None and value not in self._numbers for value in values]
+            self._entries.append(entry)
+            return [REFUSED if new or numbers or any(changes) else PASSED]
+        outcome = _outcome(tensors[:operands], tensors[operands : operands + made], is_view, entry)
+        if outcome == REFUSED or entry.of is not None or not _are_alike(new, numbers):
+            return [REFUSED]
+        self._scalars += len(new)
+        self._entries.append(entry)
+        return [outcome, *[-1 if value is None else self._number(value) for value in values]]
+
+    def _number(self, value: CallResult) -> int:
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._numbers[value] = len(self._values)
+            self._values.append(value)
+        return number
+
+    def track(self, handle: int | None) -> Track | None:
+        """Return what was learned.
+
+        Args:
+            handle: The core's part of it; None where it has refused a call.
+        """
+        if not handle:
+            return None
+        track = Track(handle, self._entries, self._values)
+        return track if CORE.track_calls(handle) == len(self._entries) - 1 else None  # type: ignore[union-attr]
+
+
+def _pending(tensor: torch.Tensor) -> CallResult | None:
+    """The value of a tensor that is to be computed; None where it has a buffer, or is a stale view."""
+    try:
+        state: State = storage_of(tensor).lazy
+    except AttributeError:
+        return None
+    return state.value if state.buffer is None else None
+
+
+def _are_alike(recorded: Sequence[Any], noted: Sequence[Any]) -> bool:
+    """Return True if the core has noted the numbers that were recorded; it knows no seed (None)."""
+    return len(recorded) == len(noted) and all(
+        [
+            one.__class__ is (int if other is None else other.__class__)
+            and (other is None or one == other)
+            for one, other in zip(recorded, noted)
+        ]
+    )
+
+
+def _outcome(
+    operands: Sequence[torch.Tensor], made: Sequence[torch.Tensor], is_view: bool, entry: Entry
+) -> int:
+    """Return VIEWED where a call has made views of its first operand, RECORDED where it has made none."""
+    given = [storage_of(tensor).lazy for tensor in operands]
+    states = [state for state in (storage_of(tensor).lazy for tensor in made) if state not in given]
+    if any([state.buffer is not None for state in states]):
+        return REFUSED
+    if all([state.base is None for state in states]):
+        return RECORDED
+    of, links = given[0], entry.link if isinstance(entry.link, list) else [entry.link]
+    before = of.chain if of.base is not None else ()
+    chains = [(*before, link) for link in links]
+    are_so = is_view and chains == [state.chain for state in states]
+    return VIEWED if are_so and {state.base for state in states} == {of.base or of} else REFUSED
+
+
+def _between(first: Entry, last: Entry) -> list[Entry]:
+    """Return the entries behind the first, up to the last."""
+    found = []
+    while last is not first:
+        found.append(last)
+        last = last.parent
+    return found[::-1]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is no view, and has a buffer and nothing else."""
+    try:
+        state: State = storage_of(tensor).lazy
+    except AttributeError:
+        return False
+    return state.base is None and state.value is None and state.buffer is not None
+
+
+def _state_of(tensor: torch.Tensor, recorder: Any) -> State:
+    storage = storage_of(tensor)
+    state: State | None = vars(storage).get("lazy")
+    if state is None:
+        state = storage.lazy = new_state(None, recorder.device)
+    return state
+
+
+def _settled(state: State) -> Buffer:
+    """The buffer of an input; the one before it where the step that was to make it has failed."""
+    buffer: Buffer | None = state.buffer
+    assert buffer is not None
+    execution = buffer.execution
+    if execution is not None and execution.failure is not None:
+        buffer = state.buffer = buffer.settled()
+    return buffer

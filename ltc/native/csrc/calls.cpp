@@ -1,0 +1,412 @@
+#include "calls.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <c10/util/ScopeExit.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "modes.h"
+#include "own_kernels.h"
+#include "python_side.h"
+#include "uploads.h"
+
+namespace ltc {
+
+std::atomic<int64_t> left_to_python[REASONS], calls_here, followed_here;
+
+Session& this_thread() {
+  thread_local auto* session = new Session;  // Python may ask for it behind the thread's end
+  return *session;
+}
+
+namespace {
+
+const DispatchKeySet kCpu(DispatchKey::CPU);
+const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
+const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
+
+// A copy to the CPU is a read.
+bool is_read(const Overload& overload, const torch::jit::Stack& stack) {
+  if (!(overload.rule & COPIES)) return false;
+  const auto first = stack.end() - overload.kinds.size();
+  return first[3].isDevice() && first[3].toDevice().is_cpu() && !first[0].toTensor().is_cpu();
+}
+
+// Python finds out if the machine has the memory.
+bool is_large_upload(const Overload& overload, const torch::jit::Stack& stack) {
+  if (!(overload.rule & COPIES)) return false;
+  const auto first = stack.end() - overload.kinds.size();
+  const auto& self = first[0].toTensor();
+  const auto size = first[1].isNone() ? self.element_size() : c10::elementSize(first[1].toScalarType());
+  return self.is_cpu() && size_t(self.numel()) * size > LARGEST_UPLOAD;
+}
+
+// Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
+void zero_bytes(const c10::Storage& memory) {
+  if (memory.nbytes()) std::memset(memory.mutable_data(), 0, memory.nbytes());
+}
+
+// One call, from its operands to its results. Nothing is changed before the kernel runs.
+class Call {
+ public:
+  // `is_value`: a gradient that a formula repeats is no view of another, though it may lie in its memory.
+  Call(const Overload& overload, torch::jit::Stack* stack, bool is_value)
+      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()),
+        is_value_(is_value), is_download_(is_read(overload, *stack)) {}
+
+  // The operands as the CPU's kernel takes them; false, and why, where Python has to run the call.
+  bool prepare(Reason& why) {
+    why = OPERAND;
+    host_.reserve(overload_.kinds.size() + overload_.returned.size());
+    if ((overload_.rule & COPIES) && !may_copy()) return false;
+    for (size_t i = 0; i < overload_.kinds.size(); i++) {
+      const IValue& given = (*stack_)[first_ + i];
+      if (overload_.kinds[i] == Kind::OTHER) host_.push_back(given);
+      else if (!add(given, i, why)) return false;
+    }
+    if (!written_.empty()) read_before_writing();
+    if (overload_.rule & COPIES) host_.back() = at::MemoryFormat::Contiguous;
+    return !is_download_ || may_read_here(host_[0].toTensor(), false);
+  }
+
+  void run() {
+    if ((overload_.rule & ATTENTION) && run_fused_attention(host_)) return;
+    if ((overload_.rule & ADAM) && run_adam(host_)) return host_.clear();
+    if (!is_upload()) return overload_.handle.redispatchBoxed(kCpu, &host_);
+    const auto began = std::chrono::steady_clock::now();
+    overload_.handle.redispatchBoxed(kCpu, &host_);
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+    note_upload(took.count(), int64_t(host_.back().toTensor().nbytes()));
+  }
+
+  bool is_upload() const { return (overload_.rule & COPIES) && (*stack_)[first_].toTensor().is_cpu(); }
+
+  bool is_download() const { return is_download_; }
+
+  // What was written to may have been before a failure: then nobody tries it again.
+  bool may_be_tried_again() const { return !overload_.has_writes; }
+
+  void finish() {
+    for (const auto& one : written_) {
+      auto* impl = one.unsafeGetTensorImpl();
+      if (overload_.rule & COUNTS_WRITES) impl->bump_version();
+      const auto& host = held_by(one)->host;
+      if (host.sizes() != impl->sizes()) impl->set_sizes_contiguous(host.sizes());  // it was resized
+    }
+    torch::jit::Stack results;
+    results.reserve(overload_.returned.size());
+    for (size_t k = 0; k < overload_.returned.size(); k++) {
+      const int place = overload_.returned[k];
+      results.push_back(place >= 0 ? (*stack_)[first_ + place] : made(std::move(host_[k])));
+    }
+    stack_->resize(first_);
+    for (auto& one : results) stack_->push_back(std::move(one));
+  }
+
+ private:
+  // (self, dtype, layout, device, pinned, ...) -> a tensor of this device, or of the CPU's. Python knows which
+  // device is meant by no index.
+  bool may_copy() const {
+    const auto& self = (*stack_)[first_].toTensor();
+    const IValue &layout = (*stack_)[first_ + 2], &device = (*stack_)[first_ + 3], &pinned = (*stack_)[first_ + 4];
+    if (!layout.isNone() && layout.toLayout() != c10::kStrided) return false;
+    if (is_download_) return pinned.isNone() || !pinned.toBool();
+    if (!self.is_cpu()) return true;
+    return self.layout() == c10::kStrided && !self.is_complex() && device.isDevice() &&
+           device.toDevice() == device_zero() && !self.unsafeGetTensorImpl()->is_python_dispatch();
+  }
+
+  // What lies in the memory that is written to, and is not all of it, is copied first.
+  void read_before_writing() {
+    for (const auto& one : written_) {
+      const auto& target = held_by(one)->host;
+      for (size_t i = 0; i < overload_.kinds.size(); i++) {
+        if (overload_.kinds[i] != Kind::TENSOR || overload_.writes[i] || !host_[i].isTensor()) continue;
+        const auto& read = host_[i].toTensor();
+        if (read.defined() && read.is_alias_of(target) && !read.is_set_to(target)) host_[i] = read.clone();
+      }
+    }
+  }
+
+  bool add(const IValue& given, size_t i, Reason& why) {
+    switch (overload_.kinds[i]) {
+      case Kind::TENSOR:
+        if (!given.isTensor()) break;
+        if (Tensor host; host_of(given.toTensor(), overload_.writes[i], host, why)) {
+          host_.emplace_back(std::move(host));
+          return true;
+        }
+        return false;
+      case Kind::TENSORS:
+        return !given.isTensorList() ? keep(given) : add_list(given, i, why);
+      case Kind::OPTIONAL_TENSORS:
+        return !given.isList() ? keep(given) : add_optional(given, why);
+      case Kind::DEVICE:
+        if (given.isNone()) {
+          if (is_factory()) return false;  // Python knows which device is meant
+          break;
+        }
+        if (given.toDevice() != device_zero() && given.toDevice() != c10::Device(c10::DeviceType::PrivateUse1) &&
+            !is_download_)
+          return false;
+        host_.emplace_back(c10::Device(c10::kCPU));
+        return true;
+      case Kind::OTHER:
+        break;
+    }
+    return keep(given);
+  }
+
+  bool keep(const IValue& given) {
+    host_.push_back(given);
+    return true;
+  }
+
+  bool is_factory() const {
+    for (auto kind : overload_.kinds)
+      if (kind != Kind::OTHER && kind != Kind::DEVICE) return false;
+    return true;
+  }
+
+  bool add_list(const IValue& given, size_t i, Reason& why) {
+    c10::List<Tensor> hosts;
+    const auto parts = given.toListRef();
+    hosts.reserve(parts.size());
+    for (const auto& part : parts) {
+      Tensor host;
+      if (!host_of(part.toTensor(), overload_.writes[i], host, why)) return false;
+      hosts.push_back(std::move(host));
+    }
+    host_.emplace_back(std::move(hosts));
+    return true;
+  }
+
+  bool add_optional(const IValue& given, Reason& why) {
+    c10::List<std::optional<Tensor>> hosts;
+    for (const auto& part : given.toListRef()) {
+      if (part.isNone() || !part.toTensor().defined()) {
+        hosts.push_back(std::nullopt);
+        continue;
+      }
+      const auto& index = part.toTensor();
+      if (!index.device().is_privateuseone()) return false;  // an index on the CPU
+      const auto type = index.scalar_type();
+      reads_ |= type == at::kBool || type == at::kByte;
+      Tensor host;
+      if (!host_of(index, false, host, why)) return false;
+      hosts.push_back(std::move(host));
+    }
+    host_.emplace_back(std::move(hosts));
+    return true;
+  }
+
+  bool host_of(const Tensor& tensor, bool is_written, Tensor& host, Reason& why) {
+    if (!tensor.defined()) return true;
+    if (tensor.layout() != c10::kStrided || tensor.is_complex()) return false;
+    if (!tensor.device().is_privateuseone()) {
+      if (overload_.rule & COPIES) {
+        host = tensor;
+        return true;
+      }
+      if (!tensor.is_cpu() || tensor.dim() != 0 || is_written) return false;
+      host = tensor.detach();
+      return true;
+    }
+    if ((overload_.rule & NOT_16_BITS) && is_16_bits(tensor)) return false;
+    auto* held = held_by(tensor);
+    if (!held || !held->host.defined()) {
+      if (!borrow(tensor)) return false;
+      held = held_by(tensor);
+    }
+    if (is_written) {
+      if (!may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
+        why = MEMORY;
+        return false;
+      }
+      written_.push_back(tensor);
+      host = held->host;
+      return true;
+    }
+    const bool is_taken = (overload_.rule & ANY_STRIDES) || held->host.is_contiguous();
+    host = is_taken ? held->host : held->host.contiguous();
+    is_copied_ |= !is_taken;
+    return true;
+  }
+
+  IValue made(IValue result) {
+    if (is_download_) return result;
+    if (result.isTensor()) {
+      Tensor host = std::move(result).toTensor();
+      return host.defined() ? IValue(tensor_of(std::move(host), -1)) : IValue(Tensor());
+    }
+    if (!result.isTensorList()) return result;
+    c10::List<Tensor> tensors;
+    int64_t index = 0;
+    for (const auto& one : result.toListRef()) tensors.push_back(tensor_of(one.toTensor(), index++));
+    return IValue(std::move(tensors));
+  }
+
+  Tensor tensor_of(Tensor host, int64_t index) {
+    if (is_value_) return holding(std::move(host));
+    if (overload_.is_view) return view(std::move(host), index);
+    if (host._is_zerotensor()) host = at::zeros(host.sizes(), host.options());  // it has no memory
+    if (overload_.rule & ZEROED) zero_bytes(host.storage());
+    if (host.storage().use_count() > 1 && lies_in_operand(host)) host = host.clone();
+    return holding(host.contiguous());  // as it appears: views of it have the strides that they have in Python
+  }
+
+  bool lies_in_operand(const Tensor& host) const {
+    const auto* memory = storage_of(host);
+    for (size_t i = 0; i < overload_.kinds.size(); i++) {
+      const IValue& given = (*stack_)[first_ + i];
+      if (given.isTensor() && given.toTensor().defined()) {
+        const auto* held = held_by(given.toTensor());
+        if (held && held->host.defined() && storage_of(held->host) == memory) return true;
+      }
+    }
+    return false;
+  }
+
+  Tensor view(Tensor host, int64_t index) {
+    const Tensor& shown = (*stack_)[first_].toTensor();
+    if (!link_) {
+      auto link = std::make_shared<Link>();
+      link->before = held_by(shown)->link;
+      link->overload = &overload_;
+      link->arguments.reserve(overload_.kinds.size() - 1);
+      for (size_t i = 1; i < overload_.kinds.size(); i++)
+        link->arguments.push_back((*stack_)[first_ + i]);
+      link->index = index;
+      link_ = std::move(link);
+    } else {
+      auto link = std::make_shared<Link>(*link_);
+      link->index = index;
+      link_ = std::move(link);
+    }
+    Tensor made = view_of(shown, std::move(host), link_, is_copied_);
+    if (in_backward() && !c10::GradMode::is_enabled())
+      this_thread().made_in_backward.emplace_back(Storage::reclaim_copy(storage_of(made)));
+    return made;
+  }
+
+ public:
+  bool reads() const { return (overload_.rule & MAY_READ) && (reads_ || !takes_indices()); }
+
+ private:
+  bool takes_indices() const {
+    for (auto kind : overload_.kinds)
+      if (kind == Kind::OPTIONAL_TENSORS || kind == Kind::TENSORS) return true;
+    return false;
+  }
+
+  const Overload& overload_;
+  torch::jit::Stack* stack_;
+  const size_t first_;
+  torch::jit::Stack host_;
+  c10::SmallVector<Tensor, 4> written_;
+  std::shared_ptr<const Link> link_;
+  bool is_copied_ = false, reads_ = false;
+  const bool is_value_, is_download_;
+};
+
+void begin(Session& session) {
+  session.is_armed = false;
+  ltc::begin();
+}
+
+// True if the call has run.
+bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Reason& why) {
+  if (overload.rule < 0) overload.prepare();
+  why = RULE;
+  if (!(overload.rule & RUNS_HERE)) return false;
+  why = MODE;
+  if (in_some_mode()) return false;
+  why = IN_BACKWARD;
+  const bool is_of_formula = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
+  if (is_of_formula && called_by_python()) return false;
+  c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
+  Call call(overload, stack, is_of_formula && (overload.rule & IS_EXPAND) && !replays_a_write());
+  if (!call.prepare(why) || !session.is_entered.load(std::memory_order_relaxed)) return false;
+  try {
+    call.run();
+  } catch (const std::exception&) {
+    if (!call.may_be_tried_again()) throw;
+    why = FAILED;
+    return false;
+  }
+  const bool is_upload = call.is_upload(), leaves_device = call.is_download();
+  call.finish();
+  if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();
+  if (!is_upload && !leaves_device) session.calls++;
+  calls_here.fetch_add(1, std::memory_order_relaxed);
+  if (call.reads()) note_read();
+  if (session.calls >= session.looks_after) look();
+  return true;
+}
+
+// True if the call was one that the walk expects, and nothing is left to do.
+bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
+  auto next = Walk::Next::PASSED;
+  {
+    Inside inside(session);
+    if (!session.is_walking) return false;  // another thread has stopped it
+    const auto walk = session.walk;
+    next = walk->call(overload, stack);
+  }
+  if (next == Walk::Next::LEFT) catch_up();
+  if (next == Walk::Next::FOLLOWED) followed_here.fetch_add(1, std::memory_order_relaxed);
+  return next == Walk::Next::FOLLOWED;
+}
+
+}  // namespace
+
+void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::jit::Stack* stack) {
+  Session& session = this_thread();
+  if (session.is_walking.load(std::memory_order_relaxed) && !session.depth && followed(overload, session, stack))
+    return;
+  const bool is_sketched = session.sketch.is_on && !session.depth;
+  const size_t first = stack->size() - overload.kinds.size();
+  run(session, stack);
+  if (is_sketched && session.sketch.is_on) session.sketch.name_results(*stack, first);
+}
+
+void CallKernel::run(Session& session, torch::jit::Stack* stack) {
+  Reason why = NOT_ENTERED;
+  if (session.is_armed.load(std::memory_order_relaxed)) {
+    if (overload.rule < 0) overload.prepare();
+    // where nothing runs, a read is Python's, and so is an upload that may be refused
+    if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
+  }
+  if (session.sketch.is_on && !session.depth) session.sketch.add(overload, *stack);
+  if (session.is_entered.load(std::memory_order_relaxed)) {
+    Inside inside(session);
+    if (run_here(overload, session, stack, why)) return;
+  }
+  left(session, why, stack);
+}
+
+void CallKernel::left(Session& session, Reason why, torch::jit::Stack* stack) {
+  left_to_python[why].fetch_add(1, std::memory_order_relaxed);
+  overload.left_to_python.fetch_add(1, std::memory_order_relaxed);
+  if (session.learner && !session.depth) learn(session, stack);
+  else leave(session, stack);
+}
+
+void CallKernel::leave(Session& session, torch::jit::Stack* stack) {
+  session.depth++;
+  const auto back = c10::make_scope_exit([&session] { session.depth--; });
+  run_in_python(overload.handle, stack);
+}
+
+void CallKernel::learn(Session& session, torch::jit::Stack* stack) {
+  if (overload.rule < 0) overload.prepare();
+  const auto learner = session.learner;
+  const size_t first = stack->size() - overload.kinds.size();
+  learner->before(overload, *stack);
+  leave(session, stack);
+  if (session.learner == learner) learner->after(*stack, first);
+}
+
+}  // namespace ltc

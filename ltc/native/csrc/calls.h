@@ -1,0 +1,34 @@
+// A call of an overload: run here on PyTorch's CPU kernel, or left to Python.
+#pragma once
+
+#include "overload.h"
+#include "session.h"
+
+namespace ltc {
+
+// The kernel of one overload.
+struct CallKernel : c10::OperatorKernel {
+  explicit CallKernel(const c10::OperatorHandle& handle) : overload(handle) {}
+  void operator()(const c10::OperatorHandle& handle, DispatchKeySet, torch::jit::Stack* stack);
+  // Python runs a call, which does not run here.
+  void left(Session& session, Reason why, torch::jit::Stack* stack);
+  Overload overload;
+
+ private:
+  void run(Session& session, torch::jit::Stack* stack);
+  void leave(Session& session, torch::jit::Stack* stack);
+  void learn(Session& session, torch::jit::Stack* stack);
+};
+
+// Another thread that waits for the calls of this one to stop sees when one is over.
+struct Inside {
+  explicit Inside(Session& session) : session(session) { session.is_inside = true; }
+  ~Inside() { session.is_inside.store(false, std::memory_order_release); }
+  Session& session;
+};
+
+inline bool is_16_bits(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+}  // namespace ltc

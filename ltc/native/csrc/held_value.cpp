@@ -1,0 +1,173 @@
+#include "held_value.h"
+
+#include <algorithm>
+
+namespace ltc {
+namespace {
+
+std::unordered_map<int64_t, HeldValue*>& numbers() {
+  static auto* all = new std::unordered_map<int64_t, HeldValue*>;  // outlives every tensor
+  return *all;
+}
+
+Tensor tensor_over(c10::Storage storage, c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), DispatchKeySet(DispatchKey::PrivateUse1), dtype);
+  auto* impl = made.unsafeGetTensorImpl();
+  if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_contiguous(sizes);  // they begin as [0]
+  return made;
+}
+
+void forget(Family& family, const HeldValue& held) {
+  auto& members = family.members;
+  members.erase(std::remove(members.begin(), members.end(), held.storage), members.end());
+  family.copies -= held.is_copy;
+}
+
+}  // namespace
+
+std::atomic<int64_t> bytes_held;
+
+void HeldValue::hold(Tensor value) {
+  release();
+  host = std::move(value);
+  bytes = base ? 0 : int64_t(host.nbytes());
+  bytes_held.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+Tensor HeldValue::release() {
+  if (bytes) bytes_held.fetch_sub(std::exchange(bytes, 0), std::memory_order_relaxed);
+  return std::exchange(host, Tensor());
+}
+
+std::mutex& changes() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+int64_t new_walk() {
+  static std::atomic<int64_t> walks{0};
+  return ++walks;
+}
+
+void dropped(void* context) {
+  std::unique_ptr<HeldValue> held(static_cast<HeldValue*>(context));
+  if (!held->number && !held->family) return;
+  std::lock_guard<std::mutex> lock(changes());
+  if (held->number) numbers().erase(held->number);
+  if (held->family) forget(*held->family, *held);
+}
+
+HeldValue* attached(const Tensor& tensor) {
+  if (auto* held = held_by(tensor)) return held;
+  auto* storage = storage_of(tensor);
+  if (!storage || tensor.device() != device_zero()) return nullptr;
+  const auto& pointer = storage->_mutable_data_ptr_no_checks();
+  if (pointer.get() || pointer.get_context()) return nullptr;  // somebody else's memory
+  auto* held = new HeldValue;
+  held->storage = storage;
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, held, &dropped, tensor.device()));
+  return held;
+}
+
+Tensor pending(c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
+  auto held = std::make_unique<HeldValue>();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
+      c10::DataPtr(nullptr, held.get(), &dropped, device_zero()), nullptr, false);
+  held.release()->storage = storage.get();
+  return tensor_over(c10::Storage(std::move(storage)), sizes, dtype);
+}
+
+Tensor holding(Tensor host) {
+  Tensor made = pending(host.sizes(), host.dtype());
+  held_by(made)->hold(std::move(host));
+  return made;
+}
+
+Tensor over(c10::StorageImpl* storage, c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
+  return tensor_over(c10::Storage(Storage::reclaim_copy(storage)), sizes, dtype);
+}
+
+Tensor view_of(const Tensor& shown, Tensor host, std::shared_ptr<const Link> link, bool is_copy) {
+  Tensor made = holding(std::move(host));
+  bytes_held.fetch_sub(std::exchange(held_by(made)->bytes, 0), std::memory_order_relaxed);
+  join_family(made, shown, std::move(link), is_copy);
+  return made;
+}
+
+void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const Link> link, bool is_copy) {
+  auto *of = held_by(shown), *held = held_by(view);
+  held->base = of->base ? of->base : Storage::reclaim_copy(storage_of(shown));
+  held->link = std::move(link);
+  held->is_copy = is_copy || of->is_copy;
+  std::lock_guard<std::mutex> lock(changes());
+  if (!of->family) {
+    of->family = std::make_shared<Family>();
+    of->family->members.push_back(storage_of(shown));
+  }
+  held->family = of->family;
+  held->family->members.push_back(storage_of(view));
+  held->family->copies += held->is_copy;
+}
+
+namespace {
+
+// A storage's Python object holds it, once Python has looked at it; in older versions of torch it does not count.
+template <class Slot>
+auto python_holders(const Slot& slot, int) -> decltype(slot.load_pyobj(), size_t()) {
+  return slot.load_pyobj() != nullptr;
+}
+template <class Slot>
+size_t python_holders(const Slot&, long) {
+  return 0;
+}
+
+size_t holders_of(const Tensor& host) {
+  const auto* storage = host.storage().unsafeGetStorageImpl();
+  return host.storage().use_count() - python_holders(*storage->pyobj_slot(), 0);
+}
+
+}  // namespace
+
+bool may_be_written(HeldValue& held) {
+  const auto holders = holders_of(held.host);
+  {
+    std::lock_guard<std::mutex> lock(changes());
+    const size_t members = held.family ? held.family->members.size() : 1;
+    const bool has_copies = held.family && held.family->copies;
+    if (members > 1) return !has_copies && holders == members;
+  }
+  if (holders != 1 || !held.host.is_non_overlapping_and_dense()) held.hold(held.host.clone());
+  return true;
+}
+
+void leave_family(HeldValue& held) {
+  Storage base;  // outlives the lock: the last holder of a storage comes to `dropped`
+  std::lock_guard<std::mutex> lock(changes());
+  if (held.family) forget(*held.family, held);
+  held.family.reset();
+  held.link.reset();
+  held.is_copy = false;
+  base = std::move(held.base);
+}
+
+std::vector<c10::StorageImpl*> relatives(HeldValue& held) {
+  std::lock_guard<std::mutex> lock(changes());
+  return held.family ? held.family->members : std::vector<c10::StorageImpl*>{held.storage};
+}
+
+int64_t number_of(HeldValue& held) {
+  static int64_t last = 0;
+  std::lock_guard<std::mutex> lock(changes());
+  if (!held.number) numbers()[held.number = ++last] = &held;
+  return held.number;
+}
+
+HeldValue* numbered(int64_t number) {
+  std::lock_guard<std::mutex> lock(changes());
+  auto found = numbers().find(number);
+  return found == numbers().end() ? nullptr : found->second;
+}
+
+}  // namespace ltc

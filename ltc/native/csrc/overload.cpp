@@ -1,0 +1,69 @@
+#include "overload.h"
+
+#include <sstream>
+
+#include "modes.h"
+#include "python_side.h"
+
+namespace ltc {
+namespace {
+
+Kind kind_of(const c10::Argument& argument) {
+  const auto type = argument.type()->str();
+  if (type == "Tensor" || type == "Tensor?") return Kind::TENSOR;
+  if (type == "Tensor[]") return Kind::TENSORS;
+  if (type == "Tensor?[]") return Kind::OPTIONAL_TENSORS;
+  if (type == "Device" || type == "Device?") return Kind::DEVICE;
+  return Kind::OTHER;
+}
+
+int place_of_written(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias && alias->isWrite() && alias->beforeSet() == returned.beforeSet()) return int(i);
+  }
+  return -1;
+}
+
+}  // namespace
+
+Overload::Overload(const c10::OperatorHandle& handle) : handle(handle) {
+  const auto& schema = handle.schema();
+  name = schema.name();
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  for (const auto& argument : schema.arguments()) {
+    kinds.push_back(kind_of(argument));
+    writes.push_back(argument.alias_info() && argument.alias_info()->isWrite());
+    has_writes |= writes.back();
+  }
+  for (const auto& one : schema.returns()) {
+    const int place = one.alias_info() ? place_of_written(schema, *one.alias_info()) : -1;
+    is_view |= one.alias_info() && place < 0;
+    returned.push_back(place);
+  }
+}
+
+void Overload::prepare() { rule = ask_for_rule(name); }
+
+const Overload& as_on_path(const Overload& overload) {
+  return overload.out_of_place && formula_calls() ? *overload.out_of_place : overload;
+}
+
+const Overload::Words& Overload::words() {
+  if (words_) return *words_;
+  std::istringstream told(ask_for_words(name));
+  auto words = std::make_unique<Words>();
+  std::string word, number;
+  told >> word;
+  words->draws = word == "draws";
+  while (told >> word) {
+    words->kinds += word[0];
+    auto& values = words->statics.emplace_back();
+    std::istringstream numbers(word.substr(1));
+    while (std::getline(numbers, number, ',')) values.push_back(std::stod(number));
+  }
+  words_ = std::move(words);
+  return *words_;
+}
+
+}  // namespace ltc

@@ -1,0 +1,58 @@
+// What the core has to know of an overload to run its calls.
+#pragma once
+
+#include "held_value.h"
+
+#include <atomic>
+
+namespace ltc {
+
+// What Python says of an overload, at its first call.
+enum Rule : int64_t {
+  RUNS_HERE = 1,      // PyTorch's CPU kernel may be called
+  ANY_STRIDES = 2,    // it takes operands of any strides
+  ZEROED = 4,         // what it makes has no values: zeros in ltc
+  COUNTS_WRITES = 8,  // nobody else counts what it writes to
+  NOT_16_BITS = 16,   // it adds float16 and bfloat16 without widening
+  MAY_READ = 32,      // the shape of its result may depend on values
+  IS_EXPAND = 64,
+  COPIES = 128,       // it is `_to_copy`, which takes tensors of the CPU's as well
+  ATTENTION = 256,    // it is `ltc::attention` or its gradient
+  ADAM = 512,         // it is `ltc::adam_`
+};
+
+enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };
+
+struct Overload {
+  explicit Overload(const c10::OperatorHandle& handle);
+  // Asks Python for the rule.
+  void prepare();
+
+  // How Python's recorder sees the arguments: see `ask_for_words`.
+  struct Words {
+    std::string kinds;
+    std::vector<std::vector<double>> statics;
+    bool draws = false;
+  };
+  const Words& words();
+
+  c10::OperatorHandle handle;
+  std::string name;
+  int64_t rule = -1;  // until prepared
+  std::vector<Kind> kinds;
+  std::vector<bool> writes;
+  std::vector<int> returned;  // of each return: which written argument it is, or -1
+  bool is_view = false, has_writes = false;
+  // Where autograd adds up gradients: it adds in place if nothing but it holds the sum, which depends on
+  // who has made that. Null of other overloads.
+  const Overload* out_of_place = nullptr;
+  std::atomic<int64_t> left_to_python{0};
+
+ private:
+  std::unique_ptr<Words> words_;
+};
+
+// The overload as paths have it: a sum of gradients in place is one that makes a tensor.
+const Overload& as_on_path(const Overload& overload);
+
+}  // namespace ltc

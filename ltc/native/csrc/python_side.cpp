@@ -1,0 +1,105 @@
+#include "python_side.h"
+
+namespace ltc {
+namespace {
+
+const DispatchKeySet kPython(DispatchKey::PrivateUse2);
+const DispatchKeySet kAnswers(DispatchKey::CPU);  // where Python's answers are registered
+
+// Python's answer to a question by name.
+torch::jit::Stack answer(const c10::OperatorHandle& question, torch::jit::Stack stack) {
+  question.redispatchBoxed(kAnswers, &stack);
+  return stack;
+}
+
+c10::OperatorHandle question(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+}  // namespace
+
+int64_t ask_for_rule(const std::string& overload) {
+  static const auto asked = question("ltc_core::rule");
+  return answer(asked, {IValue(overload)})[0].toInt();
+}
+
+bool borrow(const Tensor& tensor) {
+  static const auto asked = question("ltc_core::lend");
+  auto* held = attached(tensor);
+  if (!held) return false;
+  auto lent = answer(asked, {IValue(tensor), IValue(number_of(*held))})[0];
+  if (!lent.isTensor() || !lent.toTensor().defined()) return false;
+  held->hold(std::move(lent).toTensor());
+  return true;
+}
+
+void note_read() {
+  static const auto asked = question("ltc_core::note_read");
+  answer(asked, {});
+}
+
+void note_uploads() {
+  static const auto asked = question("ltc_core::note_uploads");
+  answer(asked, {});
+}
+
+bool may_read(const Tensor& value, bool is_number) {
+  static const auto asked = question("ltc_core::may_read");
+  return answer(asked, {IValue(value), IValue(is_number)})[0].toBool();
+}
+
+void begin() {
+  static const auto asked = question("ltc_core::begin");
+  answer(asked, {});
+}
+
+void look() {
+  static const auto asked = question("ltc_core::look");
+  answer(asked, {});
+}
+
+std::string ask_for_words(const std::string& overload) {
+  static const auto asked = question("ltc_core::words");
+  return answer(asked, {IValue(overload)})[0].toStringRef();
+}
+
+bool may_learn() {
+  static const auto asked = question("ltc_core::may_learn");
+  return answer(asked, {})[0].toBool();
+}
+
+std::vector<int64_t> learned_values(const std::vector<Tensor>& tensors, const std::vector<IValue>& numbers,
+                                    size_t operands, size_t made, bool is_view) {
+  static const auto asked = question("ltc_core::learned_values");
+  c10::List<IValue> given(c10::AnyType::get());
+  for (const auto& one : numbers) given.push_back(one);
+  return answer(asked, {IValue(tensors), IValue(std::move(given)), IValue(int64_t(operands)), IValue(int64_t(made)),
+                        IValue(is_view)})[0].toIntVector();
+}
+
+bool is_plain(const Tensor& tensor, HeldValue& held) {
+  static const auto asked = question("ltc_core::is_plain");
+  if (!held.is_plain || held.base) held.is_plain = answer(asked, {IValue(tensor)})[0].toBool();
+  return held.is_plain;
+}
+
+bool open(const std::vector<Tensor>& tensors, const std::vector<int64_t>& numbers) {
+  static const auto asked = question("ltc_core::open");
+  return answer(asked, {IValue(tensors), IValue(numbers)})[0].toBool();
+}
+
+int64_t draw() {
+  static const auto asked = question("ltc_core::draw");
+  return answer(asked, {})[0].toInt();
+}
+
+void catch_up() {
+  static const auto asked = question("ltc_core::catch_up");
+  answer(asked, {});
+}
+
+void run_in_python(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  handle.redispatchBoxed(kPython, stack);
+}
+
+}  // namespace ltc

@@ -1,0 +1,50 @@
+// Values that are there are read without Python's kernels; Python is told, now or at its next look.
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+
+#include "modes.h"
+#include "own_kernels.h"
+#include "python_side.h"
+#include "session.h"
+
+namespace ltc {
+
+Reads reads_here[2];
+
+bool may_read_here(const Tensor& value, bool is_number) {
+  Session& session = this_thread();
+  if (session.calls >= session.reads_until) return may_read(value, is_number);
+  session.read_at = session.calls;
+  reads_here[is_number].count.fetch_add(1, std::memory_order_relaxed);
+  reads_here[is_number].bytes.fetch_add(int64_t(value.nbytes()), std::memory_order_relaxed);
+  return true;
+}
+
+namespace {
+
+at::Scalar number_at(const Tensor& host) {
+  c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
+  return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
+}
+
+bool is_nan(const at::Scalar& number) {
+  return number.isFloatingPoint() && std::isnan(number.toDouble());
+}
+
+at::Scalar number(const Tensor& tensor) {
+  auto* held = held_by(tensor);
+  if (this_thread().is_entered && held && held->host.defined() && !in_some_mode()) {
+    const Tensor host = held->host;  // Python may take the value
+    const at::Scalar found = number_at(host);
+    // Python's kernel reads NaN: it has a hint for the user.
+    if (!is_nan(found) && may_read_here(host, true)) return found;
+  }
+  return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::PrivateUse2), tensor);
+}
+
+}  // namespace
+
+void register_reads(torch::Library& library) { library.impl("_local_scalar_dense", TORCH_FN(number)); }
+
+}  // namespace ltc

@@ -1,0 +1,70 @@
+#include "sketch.h"
+
+namespace ltc {
+
+void Sketch::begin() {
+  *this = Sketch();
+  is_on = true;
+  walk_ = new_walk();
+}
+
+void Sketch::add(const Overload& overload, const torch::jit::Stack& stack) {
+  begin_call(overload);
+  for (size_t i = stack.size() - overload.kinds.size(); i < stack.size(); i++) add(stack[i]);
+  calls += longest_ - 1;
+}
+
+void Sketch::begin_call(const Overload& overload) {
+  calls++, longest_ = 1;
+  mix_both(reinterpret_cast<uint64_t>(&as_on_path(overload)));
+}
+
+void Sketch::add(const IValue& value) {
+  if (value.isTensor()) return add(value.toTensor());
+  if (value.isInt()) return mix(uint64_t(value.toInt()));
+  if (value.isBool()) return mix_both(value.toBool());
+  if (value.isNone()) return mix_both(7);
+  if (value.isList()) {
+    const auto parts = value.toList();
+    mix_both(parts.size());
+    if (value.isTensorList()) longest_ = std::max(longest_, int64_t(parts.size()));
+    for (const IValue& part : parts) add(part);
+  }  // a number of the user's may change from step to step
+}
+
+void Sketch::add(const Tensor& tensor) {
+  auto* held = tensor.defined() ? attached(tensor) : nullptr;
+  if (!held) return tensor.defined() ? add_type(tensor) : mix_both(false);
+  if (held->walk == walk_) return mix_both(uint64_t(held->name));
+  inputs++;
+  add_type(tensor);
+  name(tensor);
+}
+
+void Sketch::add_type(const Tensor& tensor) {
+  mix_both(uint64_t(tensor.scalar_type()) << 8 | uint64_t(tensor.dim()));
+  for (auto extent : tensor.sizes()) mix(uint64_t(extent));
+}
+
+void Sketch::name(const Tensor& tensor) {
+  if (auto* held = tensor.defined() ? attached(tensor) : nullptr) {
+    held->walk = walk_;
+    held->name = ++names_;
+  }
+}
+
+void Sketch::name_result(const Tensor& tensor) {
+  name(tensor);
+  if (const auto* held = tensor.defined() ? held_by(tensor) : nullptr; held && !held->base)
+    bytes += tensor.numel() * int64_t(tensor.itemsize());
+}
+
+void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
+  for (size_t i = first; i < stack.size(); i++) {
+    if (stack[i].isTensor()) name_result(stack[i].toTensor());
+    else if (stack[i].isTensorList())
+      for (const IValue& one : stack[i].toListRef()) name_result(one.toTensor());
+  }
+}
+
+}  // namespace ltc

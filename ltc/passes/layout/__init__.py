@@ -1,1 +1,0 @@
-"""The order of dimensions in memory: channels last, transposed operands, attention's results."""

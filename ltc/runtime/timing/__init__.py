@@ -1,1 +1,0 @@
-"""Launches that somebody looks at: `ltc.profile`, or the profiler of torch."""

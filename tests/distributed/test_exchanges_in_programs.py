@@ -1,0 +1,111 @@
+"""LTC_BACKEND=xla: exchanges of four replicas are part of one program that their devices run together.
+
+The same script runs on llvm, whose results, and whose errors, it must have.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("jax", reason="JAX is not installed")
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "replica_threads.py"
+
+
+@functools.cache
+def outcome(case: str, backend: str, devices: int = 4, of_jax: int = 4, processes: int = 1) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", SCRIPT, case, str(processes)],
+        capture_output=True, text=True, cwd=ROOT,
+        env={
+            **os.environ, "PYTHONPATH": str(ROOT), "LTC_BACKEND": backend, "LTC_NUM_DEVICES": str(devices),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={of_jax}", "JAX_PLATFORMS": "cpu",
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # gloo has said something before
+
+
+def assert_equal(ours: dict, theirs: dict) -> None:
+    assert (ours["error"], theirs["error"]) == (None, None)
+    for mine, other in zip(ours["results"], theirs["results"], strict=True):
+        for x, y in zip(mine, other, strict=True):
+            given = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+            torch.testing.assert_close(*given, rtol=2e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ["kinds", "dtypes", "training"])
+def test_nothing_is_exchanged_by_the_host(case):
+    found = outcome(case, "xla")
+    assert_equal(found, outcome(case, "llvm"))
+    assert found["host"] == []
+    assert list(found["counted"]) == ["UncachedCompile"]
+
+
+def test_a_replica_whose_programs_differ_sends_all_exchanges_over_the_host():
+    found = outcome("one_reads", "xla")
+    assert_equal(found, outcome("one_reads", "llvm"))
+    assert found["counted"]["ReplicasOverHost"] == 4
+    assert found["host"] == ["all_reduce"] * len(found["host"]) != []
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("one_adds_otherwise", "Replicas do not run the same collectives"),
+        ("one_raises", "no more of this"),
+        ("one_has_a_wrong_index", "index 9 is out of bounds"),
+    ],
+)
+def test_replicas_that_fail_are_told_as_on_llvm(case, words):
+    ours, theirs = outcome(case, "xla")["error"], outcome(case, "llvm")["error"]
+    assert words in ours
+    assert words in theirs
+
+
+def test_replicas_that_share_a_device_of_jaxs_exchange_over_the_host():
+    found = outcome("kinds", "xla", of_jax=2)
+    assert_equal(found, outcome("kinds", "llvm"))
+    assert found["counted"]["CutOut::collective_start"]
+    assert len(found["host"]) > 4
+
+
+def test_a_process_has_the_devices_that_jax_finds_where_their_number_is_0():
+    assert_equal(outcome("training", "xla", devices=0), outcome("training", "xla"))
+
+
+# --- two processes of two devices ----------------------------------------------------------------
+
+BY_TWO = {"devices": 2, "of_jax": 2, "processes": 2}
+
+
+@pytest.mark.parametrize("case", ["kinds", "training"])
+def test_processes_exchange_in_their_programs(case):
+    found = outcome(case, "xla", **BY_TWO)
+    assert_equal(found, outcome(case, "llvm", devices=2, processes=2))
+    assert found["host"] == []
+    assert list(found["counted"]) == ["UncachedCompile"]
+
+
+def test_a_replica_of_another_process_whose_programs_differ_is_found():
+    found = outcome("one_reads", "xla", **BY_TWO)
+    assert_equal(found, outcome("one_reads", "llvm"))
+    assert found["counted"]["ReplicasOverHost"] == 4
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("one_adds_otherwise", "Replicas do not run the same collectives"),
+        ("one_raises", "no more of this"),
+        ("one_dies", "exit code 3"),
+    ],
+)
+def test_processes_that_fail_are_told(case, words):
+    assert words in outcome(case, "xla", **BY_TWO)["error"]

@@ -1,0 +1,257 @@
+"""A loop that is slower than eager PyTorch says so: one line on stderr, once."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+from ltc.device.evidence import hints
+from ltc.device.evidence.hints import End, Loop, time_outside
+from ltc.device.immediate.immediate_session import ImmediateSession
+from ltc.explaining import history
+from ltc.explaining.explanation import CUTS, Explanation
+from ltc.explaining.user_stack import UserFrame
+
+BEGIN = """
+    import sys
+    import torch
+    from torch import nn
+    import ltc
+    import ltc.core.lazy_model as ltm
+    from ltc.device.evidence import hints
+    from ltc.runtime.background import compile_behind
+
+    hints.PATIENCE_SECONDS = float(sys.argv[1])
+"""
+SAMPLING = """
+    model, state = nn.GRUCell(64, 64).to("ltc"), torch.zeros(1, 64).to("ltc")
+    loops = hints._watch.loops
+    with torch.no_grad():
+        for step in range(200_000):
+            state = model(state, state).sin().cos().tanh().exp().log1p().sigmoid()
+            state.argmax().item()
+            if hints._has_said or any(loop.patience > 3e9 for loop in loops.values()):
+                break
+"""
+LINE_OF_READ = (BEGIN + SAMPLING).splitlines().index("            state.argmax().item()") + 1
+LARGE_STEPS = """
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("ltc")
+    x = torch.randn(512, 512).to("ltc")
+    for step in range(20):
+        model(x).sum().backward()
+        ltm.mark_step()
+        compile_behind.wait()  # a loop is not judged before
+    hints._watch.loop.is_slower = lambda: False  # whatever this machine's figures are
+    for step in range(60):
+        model(x).sum().backward()
+        ltm.mark_step()
+    print(hints._watch.loop.patience > 1e7)
+"""
+
+
+def run(script: str, patience: float, **environment: str) -> subprocess.CompletedProcess:
+    settings = os.environ | {"LTC_CHECK": "", "LTC_HINTS": "1"} | environment
+    command = [sys.executable, "-c", textwrap.dedent(BEGIN + script), str(patience)]
+    return subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture
+def loop():
+    return Loop(UserFrame("train.py", 12, "train"), End.MARK)
+
+
+def taken(loop, spent: int, launches: int) -> None:
+    for _ in range(hints.SAMPLES):
+        loop.add(hints.Iteration(spent, launches))
+
+
+def test_a_sampling_loop_says_once_that_it_is_slower_and_the_cure():
+    said = run(SAMPLING, 0.5).stderr
+    assert said.count("ltc hint") == 1 and len(said.splitlines()) == 1
+    assert "ms an iteration, at most about" in said
+    assert "run this loop on the CPU" in said and f":{LINE_OF_READ} in <module>" in said
+
+
+def test_a_judged_loop_that_is_not_slower_is_silent_and_judged_later():
+    done = run(LARGE_STEPS, 0.01)
+    assert done.stderr == "" and done.stdout == "True\n"
+
+
+def test_hints_can_be_turned_off():
+    script = SAMPLING.replace("200_000", "3000")
+    assert run(script, 0.1, LTC_HINTS="0").stderr == ""
+
+
+def test_a_rank_other_than_the_first_is_silent():
+    script = SAMPLING.replace("200_000", "3000")
+    assert run(script, 0.1, RANK="1").stderr == ""
+
+
+def test_a_loop_is_slower_if_its_faster_quarter_is_above_the_median_of_eager(loop):
+    taken(loop, 2_000, 1)
+    loop.eager = [1_000] * hints.SAMPLES
+    assert loop.is_slower()
+    loop.eager = [3_000] * hints.SAMPLES
+    assert not loop.is_slower()
+
+
+def test_few_samples_say_nothing(loop):
+    taken(loop, 2_000, 1)
+    loop.eager = [1_000] * (hints.SAMPLES - 1)
+    assert not loop.is_slower()
+
+
+def test_the_cause_is_the_event_that_came_in_most_iterations(loop, monkeypatch):
+    monkeypatch.setenv("LTC_CHECK", "0")
+    taken(loop, 2_000, 1)
+    place = (UserFrame("train.py", 9, "train"),)
+    told = history.note(Explanation(CUTS, place, "the step was cut", "why", "keep it"))
+    told.times += 1_000_000  # in as many iterations as 2 microseconds fit into this test
+    cause = hints.cause_of(loop)
+    assert cause.line == "train.py:9 in train" and cause.cure == "keep it"
+
+
+@pytest.mark.parametrize(
+    ("end", "reads", "launches", "cure"),
+    [
+        (End.READ, 0, 0, hints.READING_LOOP),
+        (End.OPTIMIZER_STEP, hints.SAMPLES, 0, hints.NO_MARK),
+        (End.MARK, hints.SAMPLES, 1, hints.BEFORE_THE_MARK),
+        (End.MARK, 0, 1, hints._LARGER_STEPS),
+        (End.MARK, 0, 0, hints._SAME_CALLS),
+    ],
+)
+def test_each_cause_has_its_own_cure(end, reads, launches, cure, monkeypatch):
+    monkeypatch.setenv("LTC_CHECK", "0")
+    loop = Loop(UserFrame("train.py", 12, "train"), end)
+    taken(loop, 2_000, launches)
+    for _ in range(reads):
+        loop.note_read(UserFrame("train.py", 10, "train"))
+    assert hints.cause_of(loop).cure == cure
+
+
+def test_a_setting_that_slows_each_step_is_the_cause(loop, monkeypatch):
+    monkeypatch.setenv("LTC_CHECK", "0")
+    monkeypatch.setenv("LTC_DEBUG_NANS", "1")
+    assert hints.cause_of(loop).cure == "unset LTC_DEBUG_NANS"
+
+
+def test_time_in_ltcs_functions_is_not_the_programs():
+    import cProfile
+
+    import torch
+
+    x = torch.ones(8, device="ltc")
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(50):
+        (x * 2).sum().item()
+    profile.disable()
+    whole = sum(entry.inlinetime for entry in profile.getstats()) * 1e9
+    assert 0 < time_outside(profile, has_launched=True) < whole
+
+
+def test_a_line_in_another_loop_takes_over_after_a_while():
+    watch = hints._ThreadLoops()
+    first, second = UserFrame("train.py", 1, "train"), UserFrame("train.py", 2, "evaluate")
+    watch.ended(End.READ, first)
+    for _ in range(hints.SAMPLES):
+        watch.ended(End.READ, second)
+    assert watch.loop.place == first
+    watch.ended(End.READ, second)
+    assert watch.loop.place == second
+
+
+def test_a_mark_is_the_end_of_an_iteration_that_has_reads():
+    watch = hints._ThreadLoops()
+    read, mark = UserFrame("train.py", 1, "train"), UserFrame("train.py", 2, "train")
+    for _ in range(3):
+        watch.ended(End.READ, read)
+        watch.ended(End.MARK, mark)
+    assert watch.loop.place == mark and watch.loop.reads == 2
+
+
+FEW_CALLS = """
+    seen = []
+    add = hints.Loop.add
+    hints.Loop.add = lambda loop, taken: (seen.append(taken), add(loop, taken))
+    x = torch.ones(4).to("ltc")
+    for _ in range(50):  # fewer calls than a session notes: the native core could answer these reads
+        (x + 1).sum().item()
+    print(len(seen))
+"""
+
+
+def test_reads_that_the_native_core_could_answer_end_iterations_too():
+    assert run(FEW_CALLS, 60.0, LTC_NATIVE="auto").stdout == "49\n"
+
+
+def test_the_native_core_answers_reads_by_itself_only_while_no_iteration_is_counted(monkeypatch):
+    monkeypatch.setenv("LTC_HINTS", "1")
+    monkeypatch.setattr(hints, "_has_said", False)
+    session = SimpleNamespace(is_sketched=False, calls=0, _began_at=0)
+    monkeypatch.setattr(hints._watch, "sleeps_until", 0)
+    assert ImmediateSession._unheard_reads(session) == 0
+    monkeypatch.setattr(hints._watch, "sleeps_until", 2**62)
+    assert ImmediateSession._unheard_reads(session) > 0
+
+
+def test_a_loop_whose_first_program_is_being_compiled_is_not_judged(loop, monkeypatch):
+    monkeypatch.setenv("LTC_HINTS", "1")
+    monkeypatch.setattr(hints.compile_behind, "is_compiling", lambda: True)
+    watch = hints._ThreadLoops()
+    taken(loop, 2_000, 0)
+    watch._begin_sample(loop)
+    assert watch.profile is None and loop.count == 0
+
+
+READS_NAN = """
+    x = torch.full((3,), float("nan")).to("ltc")
+    for _ in range(3):
+        x.sum().item()  # here
+"""
+
+
+def test_a_number_that_is_read_and_is_nan_names_the_setting_once():
+    said = run(READS_NAN, 60.0).stderr
+    line = (BEGIN + READS_NAN).splitlines().index("        x.sum().item()  # here") + 1
+    assert said.count("ltc hint") == 1 and len(said.splitlines()) == 1
+    assert "LTC_DEBUG_NANS=1" in said and f":{line} in <module>" in said
+
+
+def test_a_number_that_is_not_nan_says_nothing():
+    assert run(READS_NAN.replace("nan", "inf"), 60.0).stderr == ""
+
+
+def test_the_hint_of_nan_can_be_turned_off():
+    assert run(READS_NAN, 60.0, LTC_HINTS="0").stderr == ""
+
+
+DRAWS = """
+    found = []
+    timed = hints.kernel_time
+
+    def kernel_time(recorder):
+        before = torch.get_rng_state()
+        found.append(timed(recorder))
+        assert torch.equal(before, torch.get_rng_state())
+        return found[-1]
+
+    hints.kernel_time = kernel_time
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 1)).to("ltc")
+    x = torch.randn(32, 64).to("ltc")
+    for step in range(400):
+        (model(x) + torch.randn_like(x[:, :1])).sum().backward()
+        ltm.mark_step()
+        if len(found) >= hints.SAMPLES:
+            break
+    print(len(found), None in found)
+"""
+
+
+def test_calls_that_draw_are_timed_too_and_leave_the_cpus_stream_where_it_was():
+    done = run(DRAWS, 0.01, LTC_TIER="native")
+    assert done.stdout == "8 False\n"

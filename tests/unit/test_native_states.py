@@ -1,0 +1,231 @@
+"""A tensor's value is in its State or in the core, and goes from one to the other where it is asked for."""
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.recording.recorder import device_at
+from ltc.device.recording.tensors import state_of
+from ltc.device.torch_device import storage_of
+from ltc.native.core import CORE
+from ltc.runtime.background import compile_behind
+from tests.recorders import process_of_one_device
+
+pytestmark = pytest.mark.skipif(CORE is None, reason="needs LTC_NATIVE and a core that is built")
+
+
+@pytest.fixture(autouse=True)
+def at_once():
+    """Calls run when they are made."""
+    with process_of_one_device(LTC_TIER="op_by_op"):
+        yield
+
+
+def test_a_state_whose_value_the_core_has_takes_it_where_it_is_asked_for():
+    x = torch.arange(3.0).to("ltc")
+    state = state_of(x)
+    y = x + 1
+    y = x + y
+    z = y + x  # the core has both by now
+    assert state.is_in_core
+    assert "lazy" not in vars(storage_of(y))
+    assert state.value is not None
+    assert not state.is_in_core
+    assert (z + x).tolist() == [1.0, 5.0, 9.0]
+
+
+def test_views_come_with_their_base():
+    x = torch.zeros(3, 4).to("ltc") + 1
+    row, columns = x[1], x.t()
+    row.mul_(5)
+    state = state_of(columns)
+    base = state.base
+    assert base is state_of(x) is state_of(row).base
+    assert [link[0] for link in state.chain] == [torch.ops.aten.t.default]
+    ltm.mark_step()
+    x.add_(1)
+    assert columns.tolist() == [[2.0, 6.0, 2.0]] * 4
+    assert row.tolist() == [6.0] * 4
+
+
+def test_a_view_outlives_its_base():
+    x = torch.arange(6.0).to("ltc") * 2
+    part = x[2:4]
+    del x
+    assert (part + 1).tolist() == [5.0, 7.0]
+    with config.override(LTC_TIER="native"):
+        ltm.mark_step()
+        assert (part * 2).tolist() == [8.0, 12.0]
+
+
+def test_what_the_core_has_is_recorded_by_programs():
+    x = torch.arange(4.0).to("ltc") + 1
+    x.mul_(2)
+    ltm.mark_step()
+    with config.override(LTC_TIER="native"):
+        y = x * 3
+        ltm.mark_step()
+        x.sub_(1)
+        ltm.mark_step()
+    assert y.tolist() == [6.0, 12.0, 18.0, 24.0]
+    assert (x + y).tolist() == [7.0, 15.0, 23.0, 31.0]
+
+
+def test_bytes_are_given_back():
+    before = CORE.bytes()
+    x = torch.zeros(1000).to("ltc") + 1
+    y = x[10:] + 1
+    assert CORE.bytes() >= before + 4000 + 3960
+    del x, y
+    assert CORE.bytes() <= before + 4000  # that of the upload
+
+
+def test_each_call_that_is_left_to_python_is_counted():
+    x = torch.zeros(4).to("ltc") + 1
+    before = CORE.left_to_python().get("aten::native_dropout", 0)
+    torch.nn.functional.dropout(x, 0.5)
+    assert CORE.left_to_python()["aten::native_dropout"] == before + 1
+
+
+def train(device: str, steps: int, is_left: bool = False) -> list[torch.Tensor]:
+    """The weights after some steps; one in its midst reads a value and writes through a view."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, dtype=torch.float64).to(device).requires_grad_()
+    data = torch.randn(5, 4, dtype=torch.float64).to(device)
+    for number in range(steps):
+        hidden = (data * (number + 0.5)) @ weight
+        loss = hidden.tanh().square().mean()
+        loss.backward()
+        with torch.no_grad():
+            if is_left and number == steps - 2:
+                assert loss.isfinite().item()
+                weight[1].mul_(0.5)
+            weight.sub_(weight.grad, alpha=0.1)
+        weight.grad = None
+        if device != "cpu":
+            ltm.mark_step()
+            compile_behind.wait()
+    return [weight.detach().cpu(), loss.detach().cpu()]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_path_that_came_back_is_followed_in_the_core(is_left):
+    with process_of_one_device(LTC_TIER="auto"):
+        before = CORE.followed()
+        found = train("ltc", 12, is_left)
+        assert CORE.followed() > before
+    for mine, theirs in zip(found, train("cpu", 12, is_left)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def summed_gradients(device: str, steps: int) -> torch.Tensor:
+    data = torch.linspace(-1, 1, 30).reshape(10, 3).to(device)
+    weight = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).to(device).requires_grad_()
+    for _ in range(steps):
+        hidden = data @ weight
+        (hidden.tanh() * hidden + hidden.sin()).mean().backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+        weight.grad = None
+        if device != "cpu":
+            ltm.mark_step()
+            compile_behind.wait()
+    return weight.detach().cpu()
+
+
+def test_a_gradient_that_is_a_sum_is_one_call_whoever_makes_its_addends():
+    """Autograd adds to the first in place, if nothing but autograd holds that."""
+    with process_of_one_device(LTC_TIER="auto"), metrics.counted() as grown:
+        before = CORE.followed()
+        found = summed_gradients("ltc", 14)
+        assert CORE.followed() - before > 4 * 15
+    assert grown["TracksLeft"] <= 1  # at the last read
+    torch.testing.assert_close(found, summed_gradients("cpu", 14), rtol=1e-5, atol=1e-6)
+
+
+def test_a_value_that_is_asked_for_ends_a_walk():
+    with process_of_one_device(LTC_TIER="native"):
+        for number in range(8):
+            x = torch.arange(3.0).to("ltc")
+            y = x + number
+            row = y[1:]
+            row.mul_(2)
+            kept = row * 1
+            if number == 7:
+                assert y.tolist() == [7.0, 16.0, 18.0]
+            z = y * y
+            ltm.mark_step()
+            assert z.tolist() == [number**2, (2 * (number + 1)) ** 2, (2 * (number + 2)) ** 2]
+            assert kept.tolist() == [2 * (number + 1), 2 * (number + 2)]
+
+
+def hash_of(function, x):
+    """The sum of a path of one call, and of a second one on what it gives."""
+    session = CORE.session()
+    CORE.sketch(session)
+    made = function(x)
+    made + 0
+    return CORE.sketched(session)
+
+
+ORDINARY = [
+    lambda x: x + 1,
+    lambda x: 2 * x,
+    lambda x: x - x,
+    lambda x: x.add_(x),
+    lambda x: x.mul_(2.5),
+    lambda x: x.zero_(),
+    lambda x: x.view(3, 2),
+    lambda x: x.t(),
+    lambda x: x.transpose(0, 1),
+    lambda x: x[1:],
+    lambda x: x[0],
+    lambda x: x.unsqueeze(0),
+    lambda x: x.squeeze(0),
+    lambda x: x.expand(4, 2, 3),
+    lambda x: x.permute(1, 0),
+    lambda x: x.detach(),
+    lambda x: x.sum(),
+    lambda x: x.sum(0, keepdim=True),
+    lambda x: x.mean(1),
+    lambda x: x.argmax(),
+    lambda x: x.clamp(min=0.5),
+    lambda x: x.softmax(-1),
+    lambda x: x.clone(),
+    lambda x: x > 1,
+    lambda x: x @ x.t(),
+    lambda x: torch.where(x > 0, x, x),
+    lambda x: torch.nn.functional.linear(x, x),
+    lambda x: torch.nn.functional.layer_norm(x, (3,)),
+]
+
+
+@pytest.mark.parametrize("function", ORDINARY)
+def test_a_path_has_one_hash_whichever_kernel_runs_its_calls(function):
+    """A call whose operand Python has is not ordinary: the general kernel runs it."""
+    start = torch.arange(6.0).reshape(2, 3)
+    of_python, of_core = start.to("ltc") + 0, start.to("ltc") + 0
+    assert state_of(of_python).value is not None  # which takes it
+    assert hash_of(function, of_python) == hash_of(function, of_core)
+    made = function(start.to("ltc")), function(start.to("ltc") + 0)
+    wanted = function(start.clone())
+    for one in made:
+        torch.testing.assert_close(one.cpu(), wanted)
+
+
+def test_the_mark_that_an_optimizer_implies_goes_on_with_the_session():
+    weight = torch.ones(3).to("ltc").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    sessions = []
+    with metrics.counted() as grown:
+        for _ in range(4):
+            optimizer.zero_grad()
+            (weight * weight).sum().backward()
+            optimizer.step()
+            sessions.append(device_at(0).recorder().immediate)
+    assert grown["ImpliedMark"] >= 2
+    assert sessions[0] is not None
+    assert len({id(one) for one in sessions}) == 1
+    assert weight.tolist() == [0.0625] * 3
