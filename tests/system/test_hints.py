@@ -7,10 +7,12 @@ import textwrap
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ltc.device.evidence import hints
 from ltc.device.evidence.hints import End, Loop, time_outside
 from ltc.device.immediate.immediate_session import ImmediateSession
+from ltc.device.recording.tensors import current_device
 from ltc.explaining import history
 from ltc.explaining.explanation import CUTS, Explanation
 from ltc.explaining.user_stack import UserFrame
@@ -131,6 +133,14 @@ def test_each_cause_has_its_own_cure(end, reads, launches, cure, monkeypatch):
     for _ in range(reads):
         loop.note_read(UserFrame("train.py", 10, "train"))
     assert hints.cause_of(loop).cure == cure
+
+
+@pytest.mark.native("the recorded calls are timed, not run when they are made")
+def test_recorded_calls_are_timed_whose_operands_have_other_strides():
+    x = torch.ones(6, 5).to("ltc").requires_grad_()
+    weight = torch.ones(2, 1, 2).to("ltc").requires_grad_()
+    torch.conv1d((x * 2).mT.reshape(-1)[None, None], weight, padding=1).sum().backward()
+    assert hints.kernel_time(current_device().recorder()) > 0
 
 
 def test_a_setting_that_slows_each_step_is_the_cause(loop, monkeypatch):

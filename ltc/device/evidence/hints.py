@@ -206,16 +206,17 @@ class _KernelTimes:
 
     def _time(self, call: Call) -> None:
         """Time the kernel alone; one that writes gets copies to write to."""
+        kernel = kernel_call(call.overload)
 
         def given(argument: Any) -> Any:
             if argument.__class__ is CallResult:
-                value = self._values[argument]
+                value = kernel.laid(self._values[argument])
                 return value.clone() if call.mutated else value
             return self._numbers[argument.slot] if argument.__class__ is Scalar else argument
 
         args, kwargs = call.filled(given)
         begin = spans.now()
-        call.overload(*args, **kwargs)
+        kernel(args, kwargs)
         self.total += spans.now() - begin  # type: ignore[operator]  # it is no None yet
 
 
