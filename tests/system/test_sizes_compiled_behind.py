@@ -17,6 +17,8 @@ from ltc.runtime.background import compile_behind
 from tests.recorders import forget_paths, process_of_one_device
 from tests.training_loop import train
 
+pytestmark = pytest.mark.noted_at_once("it counts the programs of the first steps")
+
 
 @pytest.fixture(autouse=True)
 def auto(tmp_path) -> Iterator[None]:
