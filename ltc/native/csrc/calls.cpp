@@ -85,6 +85,17 @@ class Call {
 
   bool is_download() const { return is_download_; }
 
+  // False where Python makes other results of this call: sparse ones, and products that it adds up wider.
+  bool has_made_ours() const {
+    for (size_t k = 0; k < overload_.returned.size(); k++) {
+      if (overload_.returned[k] >= 0 || !host_[k].isTensor()) continue;
+      const auto& host = host_[k].toTensor();
+      if (!host.defined()) continue;
+      if (host.layout() != c10::kStrided || ((overload_.rule & NOT_16_BITS) && is_16_bits(host))) return false;
+    }
+    return true;
+  }
+
   // What was written to may have been before a failure: then nobody tries it again.
   bool may_be_tried_again() const { return !overload_.has_writes; }
 
@@ -336,6 +347,8 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
     why = FAILED;
     return false;
   }
+  why = OPERAND;
+  if (!call.has_made_ours()) return false;
   const bool is_upload = call.is_upload(), leaves_device = call.is_download();
   call.finish();
   if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();

@@ -148,6 +148,11 @@ int64_t Learner::name(const Tensor& tensor) {
 
 void Learner::after(const torch::jit::Stack& stack, size_t first) {
   is_under_way_ = false;
+  // Python may have put another memory under a tensor
+  is_refused_ |= std::any_of(seen_.begin(), seen_.end(), [this](const Tensor& operand) {
+    const auto* held = held_by(operand);
+    return !held || held->walk != walk_;
+  });
   if (is_refused_) return;
   auto& step = track_->steps.back();
   const size_t operands = seen_.size();

@@ -91,7 +91,7 @@ bool add_typed(torch::Library& to, const std::string& name, CallKernel* general)
       op::clone, op::where_self, op::masked_fill_Scalar, op::eq_Tensor, op::eq_Scalar, op::ne_Scalar,
       op::gt_Tensor, op::gt_Scalar, op::ge_Scalar, op::lt_Tensor, op::lt_Scalar, op::le_Scalar,
       op::threshold_backward, op::tanh_backward, op::sigmoid_backward, op::gelu_backward, op::silu_backward,
-      op::sum, op::sum_dim_IntList, op::mean, op::mean_dim, op::argmax, op::prod_dim_int, op::_softmax,
+      op::sum, op::sum_dim_IntList, op::mean, op::mean_dim, op::argmax, op::_softmax,
       op::_log_softmax, op::_softmax_backward_data, op::_log_softmax_backward_data, op::mm, op::addmm, op::bmm,
       op::linear, op::linear_backward, op::embedding, op::native_layer_norm, op::native_layer_norm_backward,
       op::mse_loss, op::mse_loss_backward, op::nll_loss_forward, op::nll_loss_backward, op::gather,
