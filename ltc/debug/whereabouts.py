@@ -84,8 +84,11 @@ def _recordings(thread: int) -> Iterator[str]:
     for device in devices_in_use():
         recorder = device.recorders.get(thread)
         if recorder is not None and not recorder.nothing_pending:
-            calls = recorder.immediate.calls if recorder.immediate else recorder.last.depth
-            yield f"{calls} calls {'run' if recorder.immediate else 'recorded'} on {device}"
+            session = recorder.immediate
+            if session is None:
+                yield f"{recorder.last.depth} calls recorded on {device}"
+            elif session.calls_of_step:
+                yield f"{session.calls_of_step} calls run on {device}"
 
 
 def _replicas() -> Iterator[str]:

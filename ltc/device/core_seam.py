@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import time
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ltc.aten.wide_sums import adds_in_16_bits
+from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.call_observer import watching
 from ltc.device.immediate.computed import computed
 from ltc.device.immediate.immediate_session import sessions
@@ -225,9 +227,14 @@ def _look() -> None:
 _taking = renewed_lock(globals(), "_taking")
 
 
+def _plain_dispatch() -> AbstractContextManager[None]:
+    """The core is asked for values, not the mode of a tracer that looks at a tensor."""
+    return nullcontext() if is_plain_now() else PlainDispatch()
+
+
 def _take_of(state: State) -> None:
     """Take the value of a state that has none."""
-    with _taking:
+    with _taking, _plain_dispatch():
         members = torch.ops.ltc_core.take_numbered(state.number_in_core)
         if not members and not state.is_in_core:
             return  # another thread has taken it, or a walk has ended
@@ -245,7 +252,7 @@ class _State:
     def __get__(self, storage: Any, kind: Any = None) -> State:
         if storage is None:
             return self  # type: ignore[return-value]
-        with _taking:
+        with _taking, _plain_dispatch():
             members = torch.ops.ltc_core.take(storage_identity(storage))
             if members:
                 _adopt(members)

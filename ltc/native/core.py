@@ -41,6 +41,7 @@ class Core:
         self.walked = _function(library.ltc_walked, count, pointer)
         self.walk = _function(library.ltc_walk, None, pointer, pointer)
         self.calls = _function(library.ltc_calls, count, pointer)
+        self.uncounted_calls = _function(library.ltc_uncounted_calls, count, pointer)
         self.read_at = _function(library.ltc_read_at, count, pointer)
         self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
         self.begin_backward = _function(library.ltc_begin_backward, pointer, pointer, pointer)

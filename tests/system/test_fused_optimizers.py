@@ -51,6 +51,8 @@ def test_a_fused_step_leaves_the_memory_of_its_gradients_alone():
     parameter = torch.randn(8).to("ltc").requires_grad_()
     parameter.grad = torch.randn(8).to("ltc")
     before = state_of(parameter.grad).buffer
+    if before is None:
+        pytest.skip("the core has the value, and no buffer is there")
     torch.optim.AdamW([parameter], fused=True).step()
     ltc.sync()
     assert state_of(parameter.grad).buffer is before

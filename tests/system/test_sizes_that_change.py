@@ -23,6 +23,8 @@ from tests.recorders import in_a_new_thread, process_of_one_device
 from tests.resized_programs import ResizedProgram, sequence
 from tests.unit import llvm_kernels
 
+pytestmark = pytest.mark.noted_at_once("it counts steps until they are followed")
+
 DRAWN, STEPS = 16, 12
 COUNTED = (
     "SymbolicPaths",

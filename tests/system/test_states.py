@@ -58,7 +58,7 @@ def random_numbers(device, size):
 
 
 BODIES = [gradients, writes_in_place, a_training_step, random_numbers]
-RUNS = 5 if CORE is None else 6  # which notes a path once its sum has come back
+RUNS = 5 if CORE is None else 7  # which notes a path once its sum has come back
 
 
 def states_of_runs(body: Callable, size: int) -> list[set[str]]:

@@ -151,6 +151,12 @@ class ImmediateSession:
                 self._read_at = self.calls + read_at
             self.calls += CORE.calls(self._in_core)
 
+    @property
+    def calls_of_step(self) -> int:
+        """Return how many calls have run since the last step ended; another thread's count may be behind."""
+        in_core = 0 if CORE is None else CORE.uncounted_calls(self._in_core)
+        return self.calls + in_core - max(0, self._noted_at)
+
     # --- notes
 
     @property

@@ -204,6 +204,9 @@ int64_t ltc_calls(void* session) {
   return std::exchange(one.calls, 0);
 }
 
+// The calls since Python last asked, which are left uncounted: another thread may ask.
+int64_t ltc_uncounted_calls(void* session) { return static_cast<ltc::Session*>(session)->calls; }
+
 // Begin to sum up what the session's thread calls; end it, with what was found.
 void ltc_sketch(void* session) { static_cast<ltc::Session*>(session)->sketch.begin(); }
 
