@@ -146,6 +146,7 @@ class Learner:
         numbers: Sequence[Any],
         operands: int,
         made: int,
+        inputs: int,
         is_view: bool,
     ) -> list[int]:
         """Note the entry that a call came to; return the outcome, then a number for each tensor.
@@ -155,6 +156,7 @@ class Learner:
             numbers: The numbers that the core expects the call to add to the recording's; None for a
             seed.
             operands, made: The number of operands, and of results, among the tensors.
+            inputs: The number of operands that no call before has had.
             is_view: True if what is made may be views of the first operand.
         """
         recorder = self._recorder
@@ -168,7 +170,11 @@ class Learner:
             self._entries.append(entry)
             return [REFUSED if new or numbers or any(changes) else PASSED]
         outcome = _outcome(tensors[:operands], tensors[operands : operands + made], is_view, entry)
-        if outcome == REFUSED or entry.of is not None or not _are_alike(new, numbers):
+        bound = [one.value for one in _between(self._entries[-1], entry) if one.call.overload == INPUT]
+        are_known = len(bound) == inputs and bound == _in_order_of_operands(bound, entry)
+        if outcome == REFUSED or entry.of is not None or not are_known:
+            return [REFUSED]
+        if not _are_alike(new, numbers):
             return [REFUSED]
         self._scalars += len(new)
         self._entries.append(entry)
@@ -228,6 +234,24 @@ def _outcome(
     chains = [(*before, link) for link in links]
     are_so = is_view and chains == [state.chain for state in states]
     return VIEWED if are_so and {state.base for state in states} == {of.base or of} else REFUSED
+
+
+def _in_order_of_operands(inputs: Sequence[CallResult], entry: Entry) -> list[CallResult]:
+    """Return those of the inputs that the call of an entry reads, as it takes them.
+
+    The core names inputs in the order of operands, whether their values are read or only written over.
+    """
+    if entry.call.overload == INPUT:  # a copy, which is no call: the target has that value
+        return [entry.value]
+    found: dict[CallResult, None] = {}
+
+    def note(argument: Any) -> Any:
+        if argument.__class__ is CallResult and argument in inputs:
+            found[argument] = None
+        return argument
+
+    entry.call.filled(note)
+    return list(found)
 
 
 def _between(first: Entry, last: Entry) -> list[Entry]:

@@ -126,7 +126,7 @@ void ltc_define() {
   own.def("may_read(Tensor value, bool is_number) -> bool");
   own.def("words(str overload) -> str");
   own.def("may_learn() -> bool");
-  own.def("learned_values(Tensor[] tensors, Any numbers, int operands, int made, bool is_view) -> int[]");
+  own.def("learned_values(Tensor[] tensors, Any numbers, int operands, int made, int inputs, bool is_view) -> int[]");
   own.def("is_plain(Tensor tensor) -> bool");
   own.def("open(Tensor[] tensors, int[] numbers) -> bool");
   own.def("draw() -> int");

@@ -69,12 +69,12 @@ bool may_learn() {
 }
 
 std::vector<int64_t> learned_values(const std::vector<Tensor>& tensors, const std::vector<IValue>& numbers,
-                                    size_t operands, size_t made, bool is_view) {
+                                    size_t operands, size_t made, int64_t inputs, bool is_view) {
   static const auto asked = question("ltc_core::learned_values");
   c10::List<IValue> given(c10::AnyType::get());
   for (const auto& one : numbers) given.push_back(one);
   return answer(asked, {IValue(tensors), IValue(std::move(given)), IValue(int64_t(operands)), IValue(int64_t(made)),
-                        IValue(is_view)})[0].toIntVector();
+                        IValue(inputs), IValue(is_view)})[0].toIntVector();
 }
 
 bool is_plain(const Tensor& tensor, HeldValue& held) {

@@ -65,6 +65,7 @@ void Learner::before(Overload& overload, const torch::jit::Stack& stack) {
   if (is_refused_) return;
   seen_.clear();
   numbers_.clear();
+  new_inputs_ = 0;
   is_refused_ = in_some_mode() || is_python_asked(overload) || !may_learn();
   if (is_refused_) return;
   Step step{&overload, {}, {}, {}};
@@ -128,6 +129,7 @@ Word Learner::word_of(const Tensor& tensor) {
   word.is = held->walk == walk_ ? Word::Is::KNOWN : Word::Is::INPUT;
   if (word.is == Word::Is::INPUT) {
     is_refused_ |= !is_plain(tensor, *held);
+    new_inputs_++;
     name(tensor);
   }
   word.name = held->name;
@@ -164,13 +166,12 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   const size_t made = seen_.size() - operands;
   if (step.overload->has_writes)
     for (size_t i = 0; i < operands; i++) add_family(held_by(seen_[i])->name);
-  const auto ids = learned_values(seen_, numbers_, operands, made, step.overload->is_view);
+  const auto ids = learned_values(seen_, numbers_, operands, made, new_inputs_, step.overload->is_view);
   is_refused_ = ids.empty() || ids[0] < 0;
   if (is_refused_) return;
   step.is_passed = ids[0] == 0;
   if (step.is_passed) {
-    is_refused_ = std::any_of(step.words.begin(), step.words.end(),
-                              [](const Word& word) { return word.is == Word::Is::INPUT; });
+    is_refused_ = new_inputs_;
     step.words.clear();
     return;
   }

@@ -73,6 +73,7 @@ class Learner {
   std::vector<int64_t> values_, bases_;                              // by name
   std::vector<Tensor> seen_;                                         // of the call under way
   std::vector<IValue> numbers_;
+  int64_t new_inputs_ = 0;  // of the call under way
   bool is_refused_ = false, is_under_way_ = false;
 };
 
