@@ -143,10 +143,13 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
     return host
 
 
-def _note_read() -> None:
+def _may_look() -> bool:
+    """Return True if a call may look at values; the read is noted then."""
     session = sessions.get(get_ident())
-    if session is not None:
-        session.note_read()
+    if session is None or reads_are_forbidden():
+        return False
+    session.note_read()
+    return True
 
 
 def _may_read(host: torch.Tensor, is_number: bool) -> bool:
@@ -184,10 +187,11 @@ def _words(name: str) -> str:
     """Return how an overload's arguments are recorded: see `ask_for_words` in python_side.h."""
     signature = Signature(overload_named(name))
     words = ["draws" if signature.random else "plain"]
-    for argument in signature.arguments:
+    for place, argument in enumerate(signature.arguments):
         is_static = argument.kind == NUMBER and argument.static is None
         statics = ",".join([repr(float(one)) for one in argument.static or ()])
-        words.append(("a" if is_static else _LETTERS[argument.kind]) + statics)
+        letter = "a" if is_static else _LETTERS[argument.kind]
+        words.append(("f" if letter == "n" and place in signature.converted else letter) + statics)
     return " ".join(words)
 
 
@@ -317,7 +321,7 @@ def install(core: Core) -> None:
     for name, answer in {
         "rule": _rule,
         "lend": _lend,
-        "note_read": _note_read,
+        "may_look": _may_look,
         "look": _look,
         "note_uploads": _note_uploads,
         "words": _words,

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 
+from ltc.errors import SyncForbidden
+
 
 class _BlocksOfThread(threading.local):
     depth = 0
@@ -47,3 +49,12 @@ class no_sync(ContextDecorator):
 def reads_are_forbidden() -> bool:
     """Return True if the calling thread is in a `no_sync` block."""
     return _thread.depth > 0
+
+
+def require_reads(name: str) -> None:
+    """Raise SyncForbidden in a `no_sync` block: a call of the overload `name` looks at values."""
+    if reads_are_forbidden():
+        raise SyncForbidden(
+            f"{name} reads a pending tensor, which would cut the step: ltc.no_sync() forbids that. "
+            f"Read it after ltm.mark_step(), or leave the block first."
+        )

@@ -143,6 +143,7 @@ def test_a_step_is_one_call():
     assert calls_of(optimizer.step) == ["ltc::adam_"]
 
 
+@pytest.mark.noted_at_once("it counts entries behind the third step")
 def test_a_new_learning_rate_and_count_record_nothing():
     parameters, optimizer = prepared()
     train(parameters, optimizer, 2)

@@ -14,6 +14,8 @@ from ltc.debug import metrics
 from ltc.device.recording import exit_liveness
 from tests.recorders import forget_paths, process_of_one_device
 
+pytestmark = pytest.mark.noted_at_once("it counts steps until they are followed")
+
 LENGTHS = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40, 17, 130, 64, 33]
 
 

@@ -28,6 +28,8 @@ from ltc.runtime import graph_compiler, program, program_of_sizes
 from ltc.runtime.program_cache import PROGRAMS
 from tests.recorders import process_of_one_device
 
+pytestmark = pytest.mark.noted_at_once("it counts steps until they are followed")
+
 
 @pytest.fixture(autouse=True)
 def nothing_of_before():

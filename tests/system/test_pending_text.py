@@ -19,6 +19,8 @@ from ltc.debug import metrics
 from ltc.errors import SyncForbidden
 from tests.explained import in_a_thread
 
+pytestmark = pytest.mark.native("the calls that have run leave nothing pending")
+
 
 def made():
     return torch.ones(2, 3, device="ltc") * 2, f"{__file__}:{inspect.currentframe().f_lineno}"

@@ -229,3 +229,44 @@ def test_the_mark_that_an_optimizer_implies_goes_on_with_the_session():
     assert sessions[0] is not None
     assert len({id(one) for one in sessions}) == 1
     assert weight.tolist() == [0.0625] * 3
+
+
+def test_a_copy_from_the_cpu_replaces_the_value_that_the_core_has():
+    x = torch.ones(4).to("ltc")
+    state = state_of(x)
+    x.add_(1)
+    x.add_(1)
+    assert state.is_in_core
+    part = x[1:3]
+    x.copy_(torch.full((4,), 7.0))
+    assert (x.cpu().tolist(), part.tolist()) == ([7.0] * 4, [7.0] * 2)
+
+
+def test_sparse_results_are_left_to_python():
+    weight = torch.ones(5, 3).to("ltc").requires_grad_()
+    for _ in range(3):
+        weight.grad = None
+        rows = torch.tensor([[0, 2], [2, 4]]).to("ltc")
+        torch.nn.functional.embedding_bag(rows, weight, sparse=True, mode="sum").sum().backward()
+        assert weight.grad.to_dense().cpu()[:, 0].tolist() == [1.0, 0.0, 2.0, 0.0, 1.0]
+
+
+def test_a_copy_over_an_input_binds_the_inputs_of_a_path_in_python():
+    """A copy binds its source alone: a side exit behind it gives each tensor its own value."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, last) -> torch.Tensor:
+        x.copy_(y)
+        z.add_(2)
+        return last(x[:2] * z)
+
+    with config.override(LTC_TIER="native"):
+        for last in (torch.exp,) * 5 + (torch.sin, torch.exp):
+            x, y, z = (torch.full((n,), float(n)) for n in (3, 3, 2))
+            on_ltc = [one.to("ltc") for one in (x, y, z)]
+            ltm.mark_step()
+            made = step(*on_ltc, last)
+            z_of_ltc = on_ltc[2].clone()
+            ltm.mark_step()
+            torch.testing.assert_close(made.cpu(), step(x, y, z, last))
+            torch.testing.assert_close(z_of_ltc.cpu(), z)
+            assert on_ltc[0].tolist() == [3.0] * 3

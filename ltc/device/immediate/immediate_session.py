@@ -30,7 +30,7 @@ from ltc.device.policy import UNNOTED_CALLS, Begin
 from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.timed_calls import note_call
 from ltc.device.user_line import user_line
-from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden
+from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden, require_reads
 from ltc.native.core import CORE
 from ltc.runtime import backend_errors
 from ltc.runtime.background import core_build_behind
@@ -102,9 +102,9 @@ class ImmediateSession:
     def sketched(self) -> Sum:
         """Return the sum of the calls, which ends here; see `Core.sketched`."""
         summed, self._summed = self._summed, None
-        if summed is not None:
-            return summed
-        return (0, 0, 0, 0, 0) if CORE is None else CORE.sketched(self._in_core)
+        if summed is None:
+            return (0, 0, 0, 0, 0) if CORE is None else CORE.sketched(self._in_core)
+        return summed
 
     def _stop_summing(self) -> None:
         self._summed = None
@@ -258,6 +258,11 @@ class ImmediateSession:
         """Kernels then ask; the call that has run has not given its result to a tensor yet."""
         self.is_over = True
         self.stop()
+
+    def look_at_values(self, name: str) -> None:
+        """A call looks at values, as a read does."""
+        require_reads(name)
+        self.note_read()
 
     def note_read(self) -> None:
         """A value was read that was there."""
@@ -576,17 +581,14 @@ def _end_where_settings_ask() -> None:
 
 
 def _go_the_thorough_way() -> None:
-    """Take the slow path from the next call on: it reports calls to a profiler, quick kernels do
-    not.
-    """
+    """Take the slow path from the next call on: it reports calls to a profiler."""
     for session in list(sessions.values()):
         session.stop()
 
 
 def _hear_of_reads() -> None:
     """In a block that forbids reads each one is heard of."""
-    session = sessions.get(get_ident())
-    if session is not None:
+    if session := sessions.get(get_ident()):
         session.leave_core()
 
 

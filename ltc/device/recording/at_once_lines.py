@@ -207,7 +207,7 @@ def _read_lines(signature: Signature, kernel: ImmediateKernel) -> list[str]:
     if not kernel.may_read:
         return []
     given = "".join(f"{name_of(i, a)}, " for i, a in enumerate(signature.arguments))
-    return [f"if runnable.reads(({given})):", "    session.note_read()"]
+    return [f"if runnable.reads(({given})):", "    session.look_at_values(signature.name)"]
 
 
 def _operand(i: int, argument: Argument, kernel: ImmediateKernel) -> str:

@@ -13,7 +13,7 @@ from ltc.backends.kernel_call import kernel_call, owned
 from ltc.device.evidence.cuts_explained import ran_eagerly
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.signature import Signature
-from ltc.device.recording.state import State, new_state
+from ltc.device.recording.state import State, in_python, new_state
 from ltc.device.recording.strides import REFUSAL
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import (
@@ -146,7 +146,7 @@ def _bring_back(target: Any, result: Any) -> None:
 
 def assign_host(target: torch.Tensor, result: torch.Tensor) -> None:
     """`target` now holds a copy of a CPU tensor of its dtype; another shape resizes it."""
-    state = state_of(target)
+    state = in_python(state_of(target))
     if result.size() != target.size():
         target.data = to_device(result, state.device)
     elif state.views is None:

@@ -351,7 +351,7 @@ def _write_next_lines(i: int, kind: str) -> list[str]:
 
 def _write_lines(state: str, result: str) -> list[str]:
     return [
-        f"if {state}.views is None:",
+        f"if {state}.value is not None and {state}.views is None:",
         f"    {state}.value = {result}",
         f"    {state}.buffer = None",
         "else:",

@@ -112,7 +112,7 @@ def run(
     operands = _operands(kernel, session, values)
     session.calls += 1
     if kernel.may_read and kernel.reads(values):
-        session.note_read()
+        session.look_at_values(kernel.signature.name)
     if kernel.signature.has_no_result:
         _called(kernel, operands, False)
         session.note_read()  # it looks at values, and raises

@@ -163,6 +163,13 @@ def take(state: State) -> None:
     """Take the value of a state from the core; core_seam.py puts the function here."""
 
 
+def in_python(state: State) -> State:
+    """Return the state once Python has its value, and knows its views: to write to it is to have both."""
+    if state.is_in_core:
+        take(state)
+    return state
+
+
 def new_state(value: CallResult | None, device: Any) -> State:
     """The state of a tensor that is no view.
 

@@ -16,7 +16,7 @@ from ltc.device.call_observer import note_obstacle, note_uploads, watching
 from ltc.device.evidence import misplaced
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import Signature
-from ltc.device.recording.state import State, new_state
+from ltc.device.recording.state import State, in_python, new_state
 from ltc.device.recording.sync import passes_read, ready_buffer
 from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
@@ -347,7 +347,7 @@ def tensor_id(tensor: torch.Tensor) -> int:
 
 def alias_id(tensor: torch.Tensor) -> int:
     """The number of the base that a lazy tensor shares with its views; 0 where it has none."""
-    state = state_of(tensor)
+    state = in_python(state_of(tensor))
     if state.base is not None:
         return state.base.tensor_id
     return state.tensor_id if state.living_views() else 0

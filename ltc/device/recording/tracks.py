@@ -170,7 +170,9 @@ class Learner:
             self._entries.append(entry)
             return [REFUSED if new or numbers or any(changes) else PASSED]
         outcome = _outcome(tensors[:operands], tensors[operands : operands + made], is_view, entry)
-        bound = [one.value for one in _between(self._entries[-1], entry) if one.call.overload == INPUT]
+        bound = [
+            one.value for one in _between(self._entries[-1], entry) if one.call.overload == INPUT
+        ]
         are_known = len(bound) == inputs and bound == _in_order_of_operands(bound, entry)
         if outcome == REFUSED or entry.of is not None or not are_known:
             return [REFUSED]

@@ -340,6 +340,7 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, is_of_formula && (overload.rule & IS_EXPAND) && !replays_a_write());
   if (!call.prepare(why) || !session.is_entered.load(std::memory_order_relaxed)) return false;
+  if (call.reads() && !may_look()) return false;
   try {
     call.run();
   } catch (const std::exception&) {
@@ -354,7 +355,6 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();
   if (!is_upload && !leaves_device) session.calls++;
   calls_here.fetch_add(1, std::memory_order_relaxed);
-  if (call.reads()) note_read();
   if (session.calls >= session.looks_after) look();
   return true;
 }

@@ -119,7 +119,7 @@ void ltc_define() {
   auto& own = library(torch::Library::DEF, "ltc_core", std::nullopt);
   own.def("rule(str overload) -> int");
   own.def("lend(Tensor tensor, int number) -> Tensor?");
-  own.def("note_read() -> ()");
+  own.def("may_look() -> bool");
   own.def("look() -> ()");
   own.def("note_uploads() -> ()");
   own.def("begin() -> ()");

@@ -33,9 +33,9 @@ bool borrow(const Tensor& tensor) {
   return true;
 }
 
-void note_read() {
-  static const auto asked = question("ltc_core::note_read");
-  answer(asked, {});
+bool may_look() {
+  static const auto asked = question("ltc_core::may_look");
+  return answer(asked, {})[0].toBool();
 }
 
 void note_uploads() {

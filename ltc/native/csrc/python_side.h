@@ -12,8 +12,8 @@ int64_t ask_for_rule(const std::string& overload);
 // Take the value of a tensor that Python has; false where Python keeps it.
 bool borrow(const Tensor& tensor);
 
-// A call has looked at values. Whether the calls go on here is seen in the session.
-void note_read();
+// A call looks at values; false where none may be read. Whether the calls go on here is seen in the session.
+bool may_look();
 
 // The calls of this thread begin to run when they are made.
 void begin();

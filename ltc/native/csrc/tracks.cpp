@@ -1,8 +1,11 @@
 #include "tracks.h"
 
+#include <ATen/Dispatch.h>
 #include <c10/core/AutogradState.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "modes.h"
 #include "python_side.h"
@@ -102,7 +105,7 @@ Word Learner::word_of(const IValue& given, char kind, const std::vector<double>&
   } else if (kind == 'N' && given.isList()) {
     word.is = Word::Is::LIST;
     for (const IValue& part : given.toListRef()) word.parts.push_back(word_of(part, 'n', {}));
-  } else if (kind == 'n' && is_number(given) && !is_among(given, statics)) {
+  } else if ((kind == 'n' || kind == 'f') && is_number(given) && !is_among(given, statics)) {
     word.is = Word::Is::NUMBER;
     numbers_.push_back(given);
   } else {
@@ -282,12 +285,34 @@ namespace {
 // A number that is part of a formula where it has a value of some few has none of these.
 bool keeps_class(const Overload::Words& words, const Step& step, const torch::jit::Stack& stack, size_t first) {
   for (size_t i = 0; i < step.words.size(); i++)
-    if (step.words[i].is == Word::Is::NUMBER && words.kinds[i] == 'n' && is_among(stack[first + i], words.statics[i]))
+    if (step.words[i].is == Word::Is::NUMBER && !words.statics[i].empty() && is_among(stack[first + i], words.statics[i]))
       return false;
   return true;
 }
 
+// True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
+bool fits(const IValue& number, at::ScalarType type) {
+  if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
+  double largest = std::numeric_limits<double>::infinity();
+  if (at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat)
+    AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] { largest = double(std::numeric_limits<scalar_t>::max()); });
+  const double value = number.toScalar().toDouble();
+  return std::abs(value) <= largest || (at::isFloatingType(type) && !std::isfinite(value));
+}
+
 }  // namespace
+
+// True if the result's type holds the numbers that a kernel converts to it: Python raises, of others.
+bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack, size_t first) const {
+  for (size_t i = 0; i < step.words.size(); i++) {
+    if (words.kinds[i] != 'f') continue;
+    const auto& result = step.results[0];
+    const auto type = result.written >= 0 ? stack[first + result.written].toTensor().scalar_type()
+                                          : c10::typeMetaToScalarType(track_->types[result.names[0]].dtype);
+    if (!fits(stack[first + i], type)) return false;
+  }
+  return true;
+}
 
 // True if what is written to changes no tensor but those that it changed when the path was learned.
 bool Walk::may_write(const Step& step, const torch::jit::Stack& stack, size_t first) {
@@ -425,7 +450,7 @@ Walk::Next Walk::call(Overload& overload, torch::jit::Stack* stack) {
   for (size_t i = 0; is_expected && i < step.words.size(); i++)
     is_expected = matches(step.words[i], (*stack)[first + i]);
   if (adds_in_place) is_expected = is_expected && is_free((*stack)[first].toTensor());
-  else is_expected = is_expected && (!overload.has_writes || may_write(step, *stack, first));
+  else is_expected = is_expected && holds_numbers(step, words, *stack, first) && (!overload.has_writes || may_write(step, *stack, first));
   if (is_expected && !is_over_) {
     for (size_t i = known_inputs_; i < inputs_.size(); i++) members_.emplace_back(inputs_[i]);
     is_expected = open_what_is_written(step);
