@@ -88,6 +88,7 @@ def test_a_loop_that_nobody_marks_is_told():
     assert x.shape == (11,)
 
 
+@pytest.mark.native("what has run needs no other thread")
 def test_a_tensor_needed_in_another_thread_is_told():
     pending = data(13).exp()
     in_a_thread(lambda: (pending + 1).tolist())

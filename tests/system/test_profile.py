@@ -17,6 +17,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import profiler
 from ltc.distributed.lazy_multiprocessing import spawn
+from ltc.native.core import CORE
 from ltc.profiling import trace_file
 from ltc.support.observation import spans
 
@@ -121,6 +122,7 @@ def test_steps_launches_and_kernels_lie_in_lanes(path):
     assert process["limits"]["copy_bytes_per_s"] > 1e8 and process["limits"]["fma_per_s"] > 1e8
 
 
+@pytest.mark.native("kernels in a profile are those of compiled programs")
 def test_a_kernel_says_what_it_computes_and_for_whom(path):
     training = warm()
     with ltc.profile(path):
@@ -210,7 +212,8 @@ def test_regions_closures_and_fallbacks_are_shown(path):
     trace = read(path)
     assert_nested(trace)
     assert {"prepare", "inside"} <= {e["name"] for e in events(trace, "user")}
-    assert events(trace, "closure") and events(trace, "fallback")
+    assert events(trace, "closure")
+    assert events(trace, "fallback") or CORE is not None  # which runs it as any other call
 
 
 @pytest.mark.native("a profile counts the memory of programs, and none of immediate calls")

@@ -19,6 +19,7 @@ def one_device():
         yield
 
 
+@pytest.mark.noted_at_once("it counts the runs of programs of symbols")
 def test_random_sums_are_as_exact_as_their_dtype_on_every_tier():
     found = []
     with warnings.catch_warnings(), metrics.counted() as grown:

@@ -35,7 +35,6 @@ from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.device.torch_device import DTYPES, state_if_any
 from ltc.runtime.account import Account, account_of
 from ltc.runtime.transfers import backend
-from ltc.support.module_names import models
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import entrance
 
@@ -292,9 +291,10 @@ def memory_snapshot(device: DeviceLike = None) -> list[dict[str, Any]]:
     """
     chosen = _device(device)
     account = _account(device)
-    names = {id(p): name for model in models() for name, p in model.named_parameters()}
+    objects = gc.get_objects()
+    names = _names_of_parameters(one for one in objects if torch.nn.Module in type(one).__mro__)
     found: dict[int, dict[str, Any]] = {}
-    for tensor in [one for one in gc.get_objects() if torch.Tensor in type(one).__mro__]:
+    for tensor in [one for one in objects if torch.Tensor in type(one).__mro__]:
         buffer = _buffer_of(tensor, chosen)
         if (
             buffer is not None and buffer.account is account
@@ -306,6 +306,16 @@ def memory_snapshot(device: DeviceLike = None) -> list[dict[str, Any]]:
     segments = sorted(found.values(), key=lambda one: -one["total_size"])
     rest = account.bytes - sum(one["total_size"] for one in segments)
     return segments + ([_segment(chosen, rest, None, None)] if rest > 0 else [])
+
+
+def _names_of_parameters(modules: Iterable[torch.nn.Module]) -> dict[int, str]:
+    """Return the name of each parameter, by its id, in the outermost module that has it."""
+    names: dict[int, str] = {}
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if len(name) > len(names.get(id(parameter), "")):
+                names[id(parameter)] = name
+    return names
 
 
 def _buffer_of(tensor: torch.Tensor, device: Device) -> Any:
