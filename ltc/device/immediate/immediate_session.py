@@ -43,9 +43,8 @@ from ltc.support.torch_private import plain_functions, storage_identity, storage
 
 _STEPS = Often((), (), ("ImmediateSteps", "ImmediateCalls"))
 Sum = tuple[int, ...]  # of calls: see `Core.sketched`
-sessions: dict[
-    int, ImmediateSession
-] = {}  # what the calls of a thread run in, where they run at once
+# What the calls of a thread run in, where they run at once.
+sessions: dict[int, ImmediateSession] = {}
 
 
 class ImmediateSession:
@@ -78,9 +77,8 @@ class ImmediateSession:
         )
         self.numbers: Any = NO_NUMBERS if self.notes is None else self.notes.numbers
         self.is_over, self._noted_at = False, -1
-        self._summed: Sum | None = (
-            None  # of the calls before a cut, behind which others are summed up
-        )
+        # Of the calls before a cut, behind which others are summed up.
+        self._summed: Sum | None = None
         self._core_goes_on = False  # behind that cut
         self._begin(is_noted and part is None)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
