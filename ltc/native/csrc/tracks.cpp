@@ -285,25 +285,26 @@ namespace {
 // A number that is part of a formula where it has a value of some few has none of these.
 bool keeps_class(const Overload::Words& words, const Step& step, const torch::jit::Stack& stack, size_t first) {
   for (size_t i = 0; i < step.words.size(); i++)
-    if (step.words[i].is == Word::Is::NUMBER && !words.statics[i].empty() && is_among(stack[first + i], words.statics[i]))
-      return false;
+    if (step.words[i].is == Word::Is::NUMBER && is_among(stack[first + i], words.statics[i])) return false;
   return true;
 }
 
 // True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
 bool fits(const IValue& number, at::ScalarType type) {
   if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
-  double largest = std::numeric_limits<double>::infinity();
-  if (at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat)
-    AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] { largest = double(std::numeric_limits<scalar_t>::max()); });
+  const bool is_limited = at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat;
+  if (!is_limited) return true;
   const double value = number.toScalar().toDouble();
-  return std::abs(value) <= largest || (at::isFloatingType(type) && !std::isfinite(value));
+  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] {
+    return std::abs(value) <= double(std::numeric_limits<scalar_t>::max());
+  }) || (at::isFloatingType(type) && !std::isfinite(value));
 }
 
 }  // namespace
 
 // True if the result's type holds the numbers that a kernel converts to it: Python raises, of others.
-bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack, size_t first) const {
+bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack,
+                         size_t first) const {
   for (size_t i = 0; i < step.words.size(); i++) {
     if (words.kinds[i] != 'f') continue;
     const auto& result = step.results[0];

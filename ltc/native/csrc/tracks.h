@@ -93,7 +93,8 @@ class Walk {
  private:
   bool matches(const Word& word, const IValue& given);
   bool matches(const Word& word, const Tensor& tensor);
-  bool holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack, size_t first) const;
+  bool holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack,
+                     size_t first) const;
   bool may_write(const Step& step, const torch::jit::Stack& stack, size_t first);
   bool open_what_is_written(const Step& step);
   void forget_call();
