@@ -96,6 +96,13 @@ def test_the_memory_snapshot_adds_up_to_what_is_allocated():
     assert loss.requires_grad
 
 
+def test_a_memory_snapshot_passes_over_a_module_that_has_not_begun():
+    unmade = torch.nn.Module.__new__(torch.nn.Linear)
+    kept = torch.ones(3, 4, device="ltc")
+    assert any(one["shape"] == (3, 4) for one in torch.ltc.memory_snapshot())
+    assert "_modules" not in vars(unmade) and kept.shape == (3, 4)
+
+
 def test_the_memory_summary_has_the_figures_of_the_stats():
     kept = torch.ones(1 << 20, device="ltc")
     stats, summary = torch.ltc.memory_stats(), torch.ltc.memory_summary()

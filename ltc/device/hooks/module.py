@@ -312,6 +312,8 @@ def _names_of_parameters(modules: Iterable[torch.nn.Module]) -> dict[int, str]:
     """Return the name of each parameter, by its id, in the outermost module that has it."""
     names: dict[int, str] = {}
     for module in modules:
+        if "_modules" not in vars(module):
+            continue  # its __init__ has not run
         for name, parameter in module.named_parameters():
             if len(name) > len(names.get(id(parameter), "")):
                 names[id(parameter)] = name
