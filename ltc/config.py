@@ -355,6 +355,9 @@ FLAGS = (
     ),
     Flag("MASTER_ADDR", str, "127.0.0.1", "host of torchrun's store"),
     Flag("MASTER_PORT", at_least(0), 0, "port of that store; 0: there is none"),
+    Flag(
+        "GLOO_SOCKET_IFNAME", str, "", "interfaces that other hosts reach this one by, also gloo's"
+    ),
     Flag("TORCHELASTIC_USE_AGENT_STORE", boolean, False, "torchrun runs that store"),
     Flag("TORCHELASTIC_RESTART_COUNT", at_least(0), 0, "number of restarts by torchrun"),
     Flag("LTC_PEER_TIMEOUT", float, 300.0, "seconds that a collective waits for the others"),

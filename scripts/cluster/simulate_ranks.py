@@ -74,7 +74,7 @@ class ModelledWire:
         self.seconds += self.network.cost(self.replica, receiver, part.nbytes) - INSIDE[0]
         self.network.link(self.replica, receiver).put((part.clone(), tag, arrives))
 
-    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+    def take(self, sender: int, like: torch.Tensor, tag: int, fills: bool = False) -> torch.Tensor:
         part, found, arrives = self.network.link(sender, self.replica).get(timeout=600)
         assert found == tag and part.nbytes == like.nbytes
         self.seconds = max(self.seconds, arrives)
@@ -111,7 +111,7 @@ def rendezvous(wire: ModelledWire) -> None:
 def reduction(wire: ModelledWire) -> None:
     x = torch.full((REDUCED_BYTES // 4,), float(wire.replica % 7))
     exchange = Exchange(wire, tuple(range(wire.replicas)), wire.replica, 1)
-    reduce(exchange, "max", x, x)  # in the ring, as gloo's sums go: its links are not modelled
+    reduce(exchange, "max", x, x)
     assert float(x[0]) == min(6, wire.replicas - 1)
 
 

@@ -14,12 +14,11 @@ import torch.distributed as dist
 
 import ltc  # noqa: F401
 import ltc.core.lazy_model as ltm
-from ltc import config
-from ltc.debug import metrics
 from ltc.distributed import collectives, world
 from ltc.distributed.transport import bootstrap, inter_host, status_board
 from ltc.distributed.transport.call_log import MAX_CALLS, SharedMemoryCallLog, StoreCallLog
 from ltc.distributed.transport.communicator import Communicator
+from ltc.distributed.transport.folds import OPERATIONS
 from ltc.distributed.transport.session import ThreadsWire
 from ltc.distributed.transport.shm_segment import SLOTS, Region, region_bytes
 from ltc.distributed.transport.wire import Mismatch, SharedMemoryWire
@@ -68,7 +67,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("environment, processes", HOSTS)
-def test_hosts_exchange_over_torch_distributed(environment, processes):
+def test_hosts_exchange_over_tcp(environment, processes):
     found = values(in_processes(__file__, "sums", processes, **environment))
     for position, elements in enumerate(n for n in SIZES for _ in range(2)):
         expected = sum(draw(i, elements) for i in range(processes))
@@ -79,21 +78,33 @@ def test_hosts_exchange_over_torch_distributed(environment, processes):
     assert all(torch.equal(a, b) for a, b in zip(found[0][::2], found[0][1::2]))
 
 
-def ways(ordinal: int) -> tuple:
-    """How often gloo summed, in turn: a sum, a maximum, a sum of a dtype that it rounds otherwise."""
-    counts = []
-    for kind, dtype in (("sum", None), ("max", None), ("sum", torch.bfloat16)):
-        with metrics.counted() as grown:
-            total = ltm.all_reduce(kind, draw(ordinal, 100_000).to("ltc", dtype)).cpu()
-        counts.append(grown.get("collective.backend_sum", 0))
-        assert total.isfinite().all()
-    return tuple(counts)
+REDUCED = [(kind, dtype) for kind in ("sum", "max", "min", "mul") for dtype in (
+    torch.float32, torch.bfloat16, torch.float64, torch.int64,
+)]  # fmt: skip
+
+
+def operand(ordinal: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small whole numbers, and NaN where the dtype has it: every order of sums is exact."""
+    x = torch.randint(-3, 4, (100_000,), generator=torch.Generator().manual_seed(ordinal))
+    x = x.to(dtype)
+    if dtype.is_floating_point:
+        x[ordinal] = float("nan")
+    return x
+
+
+def of_each_reduction(ordinal: int) -> list:
+    return [ltm.all_reduce(kind, operand(ordinal, d).to("ltc")).cpu() for kind, d in REDUCED]
 
 
 @pytest.mark.parametrize("environment", [{"LTC_TRANSPORT": "hosts"}, {"LOCAL_WORLD_SIZE": "1"}])
-def test_gloo_sums_between_hosts_what_it_sums_as_ltc_does(environment):
-    found = values(in_processes(__file__, "ways", 3, **environment))
-    assert found == [(1, 0, 0)] * 3
+def test_a_ring_reduces_as_torch_does(environment):
+    found = values(in_processes(__file__, "of_each_reduction", 3, **environment))
+    for position, (kind, dtype) in enumerate(REDUCED):
+        first, *others = (operand(ordinal, dtype) for ordinal in range(3))
+        for x in others:
+            first = OPERATIONS[kind](first, x)
+        for one in found:
+            torch.testing.assert_close(one[position], first, rtol=0, atol=0, equal_nan=True)
 
 
 def every_kind(ordinal: int) -> list:
@@ -218,7 +229,7 @@ def test_a_host_that_does_not_come_is_named():
 
 
 def of_each_type(ordinal: int) -> list:
-    """Of a size for each way between hosts: in a small frame, in a large one, and behind one."""
+    """Of sizes that leave at once, and that do not."""
     dtypes = [torch.complex128, torch.bool, torch.bfloat16, torch.int8, torch.float64]
     operands = [torch.ones(n, dtype=d) for d in dtypes for n in (1, 7, 10_001, 90_001)]
     gather = Collective("all_gather")
@@ -252,17 +263,20 @@ def test_what_a_process_has_sent_to_another_host_does_not_go_with_it():
 
 def send_first(ordinal: int) -> str:
     ltm.all_reduce("sum", torch.ones(2, device="ltc")).cpu()  # the hosts have connected
-    with config.override(LTC_PEER_TIMEOUT=2):
-        try:
-            ltm.send(torch.ones(2, device="ltc"), 0, target=1 - ordinal)
-            return str(ltm.recv(torch.zeros(2, device="ltc"), 0, source=1 - ordinal).tolist())
-        except RuntimeError as error:
-            return str(error)
+    try:
+        found = []
+        for elements in (2, 4_000_000):  # more than connections hold
+            ltm.send(torch.ones(elements, device="ltc"), 0, target=1 - ordinal)
+            zeros = torch.zeros(elements, device="ltc")
+            found.append(ltm.recv(zeros, 0, source=1 - ordinal).unique().tolist())
+        return str(found)
+    except RuntimeError as error:
+        return str(error)
 
 
 def test_hosts_may_both_send_first():
     found = in_processes(__file__, "send_first", 2, LTC_TRANSPORT="hosts")
-    assert found == ["[1.0, 1.0]"] * 2
+    assert found == ["[[1.0], [1.0]]"] * 2
 
 
 def leave_without_reading(ordinal: int) -> float:

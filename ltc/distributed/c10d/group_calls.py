@@ -352,7 +352,7 @@ class _NoWire:
     def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
         raise AssertionError(_BY_GLOO)
 
-    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+    def take(self, sender: int, like: torch.Tensor, tag: int, fills: bool = False) -> torch.Tensor:
         raise AssertionError(_BY_GLOO)
 
     def give_back(self, sender: int) -> None:

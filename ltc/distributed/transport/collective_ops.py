@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -13,8 +12,6 @@ from ltc.distributed.transport.folds import fold
 from ltc.distributed.transport.wire import Share, Wire
 from ltc.ir.collective import Collective
 
-# gloo's min and max lose NaN, and it rounds half precision in its own way.
-_SUMMED_BY_GLOO = (torch.float32, torch.float64, torch.int32, torch.int64)
 _MOST_PACKED_BYTES = 1 << 20  # tensors of a list are packed together up to this size
 
 
@@ -52,21 +49,12 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
     ]
     _scatter_flat(inside, kind, [source[share] for share in shares], target[shares[local]])
     own = target[shares[local]]
-    _reduce_across(across, kind, own)
+    steps = collective_schedule.ring_all_reduce(
+        across.position, across.size, own.numel(), across.elements(own.dtype)
+    )
+    across.run(steps, kind, own, own)
     everyone = collective_schedule.others(local, per_host)
     inside.trade(dict.fromkeys(everyone, own), {p: target[shares[p]] for p in everyone})
-
-
-def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
-    """Reduce in place among members on different hosts: by gloo where it sums as ltc does, else in a ring."""
-    wire: Any = across.wire  # a HostsWire, which can do both
-    if kind == "sum" and own.dtype in _SUMMED_BY_GLOO and own.numel():
-        across.agree()
-        wire.sum_by_gloo(across.members, own)
-        return
-    most = across.elements(own.dtype)
-    steps = collective_schedule.ring_all_reduce(across.position, across.size, own.numel(), most)
-    across.run(steps, kind, own, own)
 
 
 def _scatter_flat(exchange: Exchange, kind: str, parts: list[torch.Tensor], target) -> None:
@@ -282,16 +270,18 @@ class Exchange:
     def send(self, position: int, part: torch.Tensor, share: Share | None = None) -> None:
         self.wire.send(self.members[position], part, self.tag, share)
 
-    def take(self, position: int, like: torch.Tensor) -> torch.Tensor:
-        """The next message from there, which is to be given back."""
-        return self.wire.take(self.members[position], like, self.tag)
+    def take(self, position: int, like: torch.Tensor, fills: bool = False) -> torch.Tensor:
+        """The next message from there, which is to be given back; it may have filled `like`."""
+        return self.wire.take(self.members[position], like, self.tag, fills)
 
     def give_back(self, position: int) -> None:
         self.wire.give_back(self.members[position])
 
     def receive(self, position: int, target: torch.Tensor) -> None:
         """`target` becomes the next message from there."""
-        target.copy_(self.take(position, target))
+        message = self.take(position, target, fills=True)
+        if message is not target:
+            target.copy_(message)
         self.give_back(position)
 
     def elements(self, dtype: torch.dtype) -> int:

@@ -43,7 +43,7 @@ def posted_bytes(size: int) -> int:
     return HOP_BYTES // (size + 1)
 
 
-_AHEAD = 2  # messages of a swap
+_AHEAD = 2  # pieces that a member of a ring sends before it receives one
 
 
 def part(elements: int, size: int, position: int) -> tuple[int, int]:
@@ -117,37 +117,32 @@ def ring_all_reduce(
 ) -> Iterator[Step]:
     """2 * (size - 1) hops to the next member, each of 1 / size of the elements.
 
+    In pieces, so that one is reduced while others are on their way.
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009.
-    Two send each other all they have: the same number of elements in one hop.
     """
-    if size == 2:
-        yield from _swap(position, elements, message_elements)
-        return
     following, previous = (position + 1) % size, (position - 1) % size
-    for hop in range(2 * (size - 1)):
-        action = JOIN if hop < size - 1 else COPY
-        sent = part(elements, size, (position - hop) % size)
-        received = part(elements, size, (position - hop - 1) % size)
-        outgoing = _messages(SEND, following, *sent, message_elements)
-        incoming = _messages(action, previous, *received, message_elements)
-        while outgoing or incoming:  # in turn, so that no mailbox overflows
-            yield from outgoing[:1]
-            yield from incoming[:1]
-            outgoing, incoming = outgoing[1:], incoming[1:]
+    hops = 2 * (size - 1)
+    pieces = [
+        _pieces(*part(elements, size, (position - hop) % size), message_elements)
+        for hop in range(hops + 1)
+    ]
+    outgoing = [(SEND, following, *piece) for hop in pieces[:hops] for piece in hop]
+    incoming = [
+        (JOIN if hop < size else COPY, previous, *piece)
+        for hop in range(1, hops + 1)
+        for piece in pieces[hop]
+    ]
+    # what is received is sent on: this member is no further ahead than by pieces of its own
+    ahead = min(len(pieces[0]), _AHEAD)
+    yield from outgoing[:ahead]
+    for number, step in enumerate(incoming):
+        yield step
+        yield from outgoing[number + ahead : number + ahead + 1]
+    yield from outgoing[len(incoming) + ahead :]
 
 
-def _swap(position: int, elements: int, message_elements: int) -> Iterator[Step]:
-    """Some messages of either are on their way while one is reduced."""
-    sends = _messages(SEND, 1 - position, 0, elements, message_elements)
-    reductions = _messages(REDUCE, position, 0, elements, message_elements)
-    yield from sends[:_AHEAD]
-    for number, reduction in enumerate(reductions):
-        yield reduction
-        yield from sends[number + _AHEAD : number + _AHEAD + 1]
-
-
-def _messages(action: str, peer: int, start: int, stop: int, most: int) -> list[Step]:
-    return [(action, peer, a, min(a + most, stop)) for a in range(start, stop, most)]
+def _pieces(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    return [(a, min(a + most, stop)) for a in range(start, stop, most)]
 
 
 def tree_parent(position: int) -> int:

@@ -17,6 +17,7 @@ from ltc import config
 from ltc.distributed.transport.call_log import CallLog
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
 from ltc.distributed.transport.status_board import StatusBoard
+from ltc.distributed.transport.tcp_link import ConnectionLost
 from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.errors import PeerFailure
 from ltc.ir.collective import Collective
@@ -372,9 +373,9 @@ def tag_of(text: str) -> int:
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Return True if gloo, or a store, reports that a process closed its connection, or is silent."""
+    """Return True if a process has closed its connection, or is silent, as gloo or a store reports."""
     of_gloo = re.search("gloo/(transport|rendezvous)", str(error)) is not None
-    return of_gloo or isinstance(error, dist.DistError)
+    return of_gloo or isinstance(error, (ConnectionLost, dist.DistError))
 
 
 def _is_running(process: int) -> bool:

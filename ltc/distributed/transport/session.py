@@ -333,7 +333,7 @@ class ThreadsWire:
         self._sent[receiver] += 1
         self.region.store(mailbox, self._sent[receiver])
 
-    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+    def take(self, sender: int, like: torch.Tensor, tag: int, fills: bool = False) -> torch.Tensor:
         mailbox = self._in[sender]
         self._received[sender] += 1
         self._waiter.wait_at_least(mailbox, self._received[sender], sender)

@@ -77,8 +77,10 @@ class Wire(Protocol):
     def send(self, receiver: int, part: torch.Tensor, tag: int, share: Share | None = None) -> None:
         """Send a contiguous 1-D tensor, which is a part of `share` where that is given."""
 
-    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+    def take(self, sender: int, like: torch.Tensor, tag: int, fills: bool = False) -> torch.Tensor:
         """The next message, a 1-D tensor of `like`'s size and dtype: valid until it is given back.
+
+        It may be `like` itself, which it has filled, if `fills`.
 
         Raises Mismatch where the message carries another tag.
         """
@@ -211,7 +213,7 @@ class SharedMemoryWire:
         )
         region.store(mailbox, number)
 
-    def take(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+    def take(self, sender: int, like: torch.Tensor, tag: int, fills: bool = False) -> torch.Tensor:
         region, mailbox = self.region, self._in[sender]
         number = self._received[sender] = self._received[sender] + 1
         self._waiter.wait_at_least(mailbox, number, sender)

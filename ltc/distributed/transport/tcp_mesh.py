@@ -1,0 +1,209 @@
+"""Connects the replicas of several hosts, by what each leaves in the run's store: an `Invitation`.
+
+Of two replicas the one with the larger number connects. Both show that they know the other's secret,
+which only readers of the store can: a port may belong to another program by now, or to a stranger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ltc import config
+from ltc.errors import LtcError
+
+_NONCE_BYTES, _PROOF_BYTES = 16, 32
+_HELLO = struct.Struct(f"=q{_NONCE_BYTES}s{_PROOF_BYTES}s")
+_WAIT_SECONDS = 0.02  # of one look
+_CONNECT_SECONDS = 3.0  # for an address that does not answer
+_HELLO_SECONDS = 3.0  # for one that has connected and does not say who it is
+_ANSWER_SECONDS = 20.0  # for a replica that connects with others meanwhile
+_SIOCGIFADDR = 0x8915  # Linux's question for the IPv4 address of an interface
+_NAME_BYTES = 15  # of an interface
+
+
+class Invitation(NamedTuple):
+    """The addresses of a replica, its port, and the secret that a connection needs."""
+
+    addresses: list[str]
+    port: int
+    secret: str
+
+    def text(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def of_text(cls, text: str | bytes) -> Invitation:
+        """Raises LtcError for what no replica has written."""
+        try:
+            addresses, port, secret = json.loads(text)
+            return cls([str(one) for one in addresses], int(port), str(secret))
+        except (ValueError, TypeError) as error:
+            raise LtcError(
+                f"{text[:80]!r} in the run's store is no address of a replica"
+            ) from error
+
+
+class Listener:
+    """A replica's port, open until all that connect to it have come."""
+
+    def __init__(self) -> None:
+        named = config.value("GLOO_SOCKET_IFNAME")
+        if named:
+            addresses = [a for name in named.split(",") for a in addresses_of_interface(name)]
+        else:
+            addresses = list(_addresses_of_host())
+        both = socket.has_dualstack_ipv6()
+        self._socket = socket.create_server(
+            ("", 0),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=1024,
+        )
+        port = self._socket.getsockname()[1]
+        self.invitation = Invitation(addresses, port, secrets.token_hex(16))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def accept(
+        self, wanted: Iterable[int], found: dict[int, socket.socket], check: Callable[[], None]
+    ) -> None:
+        """Add to `found` a connection with each wanted replica, by its number.
+
+        Args:
+            check: Called while this waits; what it raises ends the wait.
+        """
+        missing = set(wanted)
+        self._socket.settimeout(_WAIT_SECONDS)
+        while missing:
+            check()
+            with contextlib.suppress(OSError):  # nobody, or one that is gone again
+                connection, _ = self._socket.accept()
+                replica = self._greeted(connection, missing, check)
+                if replica is None:
+                    connection.close()
+                else:
+                    found[replica] = connection
+                    missing.remove(replica)
+
+    def _greeted(self, connection, missing: set[int], check: Callable[[], None]) -> int | None:
+        """Return the number of the replica that has connected; None for a stranger."""
+        replica, nonce, proof = _HELLO.unpack(_read(connection, _HELLO.size, _HELLO_SECONDS, check))
+        secret = self.invitation.secret
+        if not hmac.compare_digest(proof, _proof(secret, b"hello", replica, nonce)):
+            return None
+        connection.sendall(_proof(secret, b"welcome", replica, nonce))
+        _read(connection, 1, _HELLO_SECONDS, check)  # it has not given up meanwhile
+        return replica if replica in missing else None
+
+
+def connected(invitation: Invitation, replica: int, check: Callable[[], None]) -> socket.socket:
+    """Return a connection of this replica with the one that invites.
+
+    Args:
+        check: Called while this waits; what it raises ends the wait.
+    """
+    while True:
+        for address in invitation.addresses:
+            check()
+            with contextlib.suppress(OSError):  # the next address, or the same again
+                return _introduced(address, invitation, replica, check)
+        time.sleep(_WAIT_SECONDS)
+
+
+def _introduced(address: str, invitation: Invitation, replica: int, check) -> socket.socket:
+    connection = socket.create_connection((address, invitation.port), _CONNECT_SECONDS)
+    try:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        proof = _proof(invitation.secret, b"hello", replica, nonce)
+        connection.sendall(_HELLO.pack(replica, nonce, proof))
+        answer = _read(connection, _PROOF_BYTES, _ANSWER_SECONDS, check)
+        if not hmac.compare_digest(answer, _proof(invitation.secret, b"welcome", replica, nonce)):
+            raise ConnectionError(f"{address}:{invitation.port} is another program's")
+        connection.sendall(b"\1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _proof(secret: str, word: bytes, replica: int, nonce: bytes) -> bytes:
+    return hmac.digest(secret.encode(), word + struct.pack("=q", replica) + nonce, hashlib.sha256)
+
+
+def _read(connection: socket.socket, nbytes: int, seconds: float, check: Callable) -> bytes:
+    """Return so many bytes; raises OSError where they do not come in time."""
+    found, deadline = b"", time.monotonic() + seconds
+    connection.settimeout(_WAIT_SECONDS)
+    while len(found) < nbytes:
+        check()
+        try:
+            piece = connection.recv(nbytes - len(found))
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise
+            continue
+        if not piece:
+            raise ConnectionError("closed")
+        found += piece
+    return found
+
+
+def _addresses_of_host() -> Iterable[str]:
+    """Addresses of this host, those that another one reaches first."""
+    found: dict[str, None] = {}  # in order
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        # nothing is sent: it says which interface leads to where all meet
+        way.connect((config.value("MASTER_ADDR"), 9))
+        found[way.getsockname()[0]] = None
+    with contextlib.suppress(OSError):
+        for _, _, _, _, place in socket.getaddrinfo(
+            socket.gethostname(), None, type=socket.SOCK_STREAM
+        ):
+            found[str(place[0])] = None
+    found["127.0.0.1"] = None
+    return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def addresses_of_interface(name: str) -> list[str]:
+    """The addresses of a network interface of this machine.
+
+    Raises:
+        LtcError: If it has none.
+    """
+    found = [*_ipv4_of_interface(name), *_ipv6_of_interface(name)]
+    if not found:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        raise LtcError(
+            f"GLOO_SOCKET_IFNAME={config.value('GLOO_SOCKET_IFNAME')}: no address of {name!r} is known "
+            f"here. This machine has {known}."
+        )
+    return found
+
+
+def _ipv4_of_interface(name: str) -> Iterable[str]:
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(type=socket.SOCK_DGRAM) as any_one,
+    ):
+        asked = struct.pack("256s", os.fsencode(name)[:_NAME_BYTES])
+        yield socket.inet_ntoa(fcntl.ioctl(any_one, _SIOCGIFADDR, asked)[20:24])
+
+
+def _ipv6_of_interface(name: str) -> Iterable[str]:
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+        for line in file:
+            address, _, _, scope, _, interface = line.split()
+            if interface == name and scope == "00":  # one that others can reach
+                yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
