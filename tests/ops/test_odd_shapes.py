@@ -125,3 +125,16 @@ def test_statistics_are_one_number_for_each_channel():
     assert normalization._is_per_channel(3, vector, None)
     assert not normalization._is_per_channel(3, vector, matrix)
     assert not normalization._is_per_channel(4, vector)
+
+
+@pytest.mark.compared
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    "shape", [(1,), (5, 10), (10,)], ids=str
+)  # of (5, 1) the CPU's sum is wrong
+def test_addbmm_in_place_takes_the_shape_of_its_result(device, shape):
+    x, a, b = torch.randn(shape), torch.randn(3, 5, 4), torch.randn(3, 4, 10)
+    x, a, b = (one.to(device) for one in (x, a, b))
+    result = x.addbmm_(a, b, beta=0.5)
+    assert result is x and x.shape == (5, 10)
+    return x, x * 2

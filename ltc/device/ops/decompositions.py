@@ -146,7 +146,13 @@ def batch_norm_backward_elemt(
     return result * _per_channel(x, weight) if weight is not None else result
 
 
+def addbmm_(self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta=1, alpha=1):
+    """aten::addbmm_, which alone of its kind gives a smaller operand the shape of the result."""
+    return torch.addbmm(self, batch1, batch2, beta=beta, alpha=alpha, out=self)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "addbmm_": addbmm_,
     "_pack_padded_sequence": pack_padded_sequence,
     "native_batch_norm": native_batch_norm,
     "batch_norm_stats": batch_norm_stats,
