@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -9,8 +10,12 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ltc import config
+from ltc.distributed.transport import inter_host, tcp_mesh
+from ltc.distributed.transport.inter_host import HostsWire
+from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.tcp_link import ConnectionLost, Link
 from ltc.distributed.transport.tcp_mesh import (
     Invitation,
@@ -18,9 +23,12 @@ from ltc.distributed.transport.tcp_mesh import (
     addresses_of_interface,
     connected,
 )
+from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.errors import LtcError
 
 LARGE = 6 << 20  # bytes: more than a connection holds
+MESSAGE_BYTES = 1 << 20
+LITTLE = 1 << 16
 
 
 @pytest.fixture
@@ -143,6 +151,77 @@ def test_a_forked_child_holds_no_connection(links):
         os.waitpid(child, 0)
 
 
+# --- the wire of a replica ---
+
+
+@pytest.fixture
+def wires(monkeypatch):
+    """Two replicas, each as if on a host of its own; the second has less room for messages."""
+    store, found, of_memory = dist.HashStore(), {}, SharedMemoryWire.__init__
+    regions = [Region.of_threads(1), Region.of_threads(1)]
+
+    def set_up(wire: SharedMemoryWire, region: Region, replica: int) -> None:
+        of_memory(wire, region, replica)
+        wire.message_bytes = LITTLE if region is regions[1] else 4 * LITTLE
+
+    monkeypatch.setattr(SharedMemoryWire, "__init__", set_up)
+
+    def make(host: int) -> None:
+        found[host] = HostsWire(store, regions[host], 0, host, 2)
+
+    threads = [threading.Thread(target=make, args=(host,)) for host in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found[0], found[1]
+
+
+def test_hosts_with_different_room_agree_on_the_largest_message(wires):
+    assert [wire.message_bytes for wire in wires] == [LITTLE, LITTLE]
+
+
+def test_a_wait_that_is_interrupted_ends_all_connections(wires):
+    """Else what was to leave would leave later, with other values by then."""
+    here, there = wires
+    here.send(1, torch.zeros(LARGE, dtype=torch.uint8), 7)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    here.ask = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        here.finish()
+    with pytest.raises(ConnectionLost, match="replica 1: ended by KeyboardInterrupt"):
+        here.send(1, torch.zeros(2), 7)
+    with pytest.raises(ConnectionLost, match="replica 0: closed by peer"):
+        there.take(0, torch.empty(LARGE, dtype=torch.uint8), 7)
+
+
+class Clock:
+    """Of which a second is over at each look."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_connection_that_is_slow_is_not_one_of_an_absent_replica(wires, monkeypatch, moves):
+    here, _ = wires
+    waited, looks, (link,) = [], iter(range(20)), here._links.values()
+
+    def move(seconds: float) -> None:
+        link.moved_bytes += moves
+
+    monkeypatch.setattr(inter_host, "time", Clock())
+    here._move, here.late = move, lambda peer, seconds: waited.append(seconds)
+    here._wait_until(link, lambda: next(looks) == 19)
+    assert max(waited) < 5 if moves else max(waited) > 19
+
+
 # --- connecting -------------------------------------------------------------------------------
 
 
@@ -154,7 +233,7 @@ class Accepting:
     """A listener that accepts replicas 1 and 2 in a thread."""
 
     def __init__(self) -> None:
-        self.listener, self.found = Listener(), {}
+        self.listener, self.found = Listener(MESSAGE_BYTES), {}
         self.thread = threading.Thread(
             target=self.listener.accept, args=((1, 2), self.found, nothing), daemon=True
         )
@@ -172,7 +251,7 @@ def test_replicas_connect_in_any_order_past_strangers():
     strangers = [socket.create_connection(("127.0.0.1", invitation.port)) for _ in range(2)]
     strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
     strangers[1].close()
-    ends = {replica: connected(invitation, replica, nothing) for replica in (2, 1)}
+    ends = {replica: connected(invitation, replica, nothing)[0] for replica in (2, 1)}
     found = accepting.end()
     assert set(found) == {1, 2}
     for replica, end in ends.items():
@@ -207,7 +286,8 @@ def test_a_port_of_another_program_is_no_replica():
                     connection.sendall(bytes(32))
 
         threading.Thread(target=answer, daemon=True).start()
-        ask_a_few_times(Invitation(["127.0.0.1"], other.getsockname()[1], "secret"))
+        port = other.getsockname()[1]
+        ask_a_few_times(Invitation(["127.0.0.1"], port, "secret", MESSAGE_BYTES))
 
 
 def test_nobody_connects_without_the_secret():
@@ -220,13 +300,58 @@ def test_nobody_connects_without_the_secret():
     accepting.end()
 
 
+def test_a_replica_that_stands_still_while_it_connects_is_waited_for(monkeypatch):
+    monkeypatch.setattr(tcp_mesh, "_HELLO_SECONDS", 0.2)
+    accepting = Accepting()
+    own = accepting.listener.invitation
+    stands_still = socket.create_connection(("127.0.0.1", own.port))
+    nonce = bytes(16)
+    proof = tcp_mesh._proof(own.secret, b"hello", 1, nonce)
+    stands_still.sendall(tcp_mesh._HELLO.pack(1, nonce, proof))
+    assert stands_still.recv(32) == tcp_mesh._proof(own.secret, b"welcome", 1, nonce)
+    time.sleep(0.5)
+    stands_still.sendall(b"\1")
+    other = connected(own, 2, nothing)
+    assert set(accepting.end()) == {1, 2} and other
+
+
+def test_the_address_that_served_before_is_tried_first():
+    accepting = Accepting()
+    own = accepting.listener.invitation._replace(addresses=["192.0.2.1", "127.0.0.1"])
+    for replica in (1, 2):  # the first leads nowhere, and would take seconds
+        _, position = connected(own, replica, nothing, likely=1)
+        assert position == 1
+    accepting.end()
+
+
+def test_too_many_open_files_are_told_and_not_taken_for_an_absent_host():
+    listener = Listener(MESSAGE_BYTES)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    caller = socket.socket()
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        caller.connect(("127.0.0.1", listener.invitation.port))
+        with pytest.raises(LtcError, match="Too many open files.*ulimit -n"):
+            listener.accept((1,), {}, nothing)
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        caller.close()
+        listener.close()
+
+
 def test_an_invitation_is_read_as_it_was_written():
-    listener = Listener()
+    listener = Listener(MESSAGE_BYTES)
     assert Invitation.of_text(listener.invitation.text().encode()) == listener.invitation
     listener.close()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[1, 2]", '["a", "b", "c"]', "{}", "[[], null, 1]"])
+@pytest.mark.parametrize("text", ["", "[]", "[1, 2]", '["a", "b", "c"]', "{}", "[[], null, 1, 2]"])
 def test_what_no_replica_has_written_is_no_invitation(text):
     with pytest.raises(LtcError, match="is no address of a replica"):
         Invitation.of_text(text)
@@ -235,11 +360,11 @@ def test_what_no_replica_has_written_is_no_invitation(text):
 def test_an_interface_is_named_by_the_variable_that_gloo_reads():
     assert "127.0.0.1" in addresses_of_interface("lo")
     with config.override(GLOO_SOCKET_IFNAME="lo"):
-        listener = Listener()
+        listener = Listener(MESSAGE_BYTES)
         assert listener.invitation.addresses[0] == "127.0.0.1"
         listener.close()
     with (
         config.override(GLOO_SOCKET_IFNAME="none7"),
         pytest.raises(LtcError, match="GLOO_SOCKET_IFNAME=none7.*This machine has.*lo"),
     ):
-        Listener()
+        Listener(MESSAGE_BYTES)

@@ -265,7 +265,7 @@ def send_first(ordinal: int) -> str:
     ltm.all_reduce("sum", torch.ones(2, device="ltc")).cpu()  # the hosts have connected
     try:
         found = []
-        for elements in (2, 4_000_000):  # more than connections hold
+        for elements in (2, 2_000_000):  # more than a connection holds
             ltm.send(torch.ones(elements, device="ltc"), 0, target=1 - ordinal)
             zeros = torch.zeros(elements, device="ltc")
             found.append(ltm.recv(zeros, 0, source=1 - ordinal).unique().tolist())

@@ -31,6 +31,7 @@ MESSAGE_BYTES = 2 << 20
 # Of a message that may change while it leaves: whatever takes one hop is reduced where it lies.
 SMALL_BYTES = one_hop_bytes(2, HOP_BYTES_OF_NETWORK)
 _MOST_NAMED = 16  # replicas that an error lists
+_LOOK_SECONDS = 0.0005  # how often shared memory is looked at while messages leave
 _POLL_SECONDS = 0.2  # how often a waiting replica asks the store whether another host reports
 
 
@@ -48,7 +49,7 @@ class HostsWire:
         self.replica, self.replicas = host * self.per_host + local, hosts * self.per_host
         self.region, self.store = region, store
         self.inside = SharedMemoryWire(region, local)
-        self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)
+        self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)  # or another host's
         self.hop_bytes = HOP_BYTES_OF_NETWORK
         self._asked = 0.0
         self.ask = lambda: None  # looks whether another host has found a fault
@@ -62,10 +63,12 @@ class HostsWire:
 
     def _connect(self) -> None:
         """Meet every replica, and connect with those of other hosts."""
-        listener = Listener()
+        listener = Listener(self.message_bytes)
         try:
             self.store.set(f"at/{self.replica}", listener.invitation.text())
             self._meet()
+            hosts = range(0, self.replicas, self.per_host)
+            self.message_bytes = min(self._invitation(first).message_bytes for first in hosts)
             for peer, connection in self._connections(listener).items():
                 link = self._links[peer] = Link(peer, connection)
                 self._moved(link)
@@ -84,11 +87,19 @@ class HostsWire:
             if time.monotonic() > deadline:
                 raise PeerFailure(self._who_is_not_connected(found, limit))
 
-        for peer in range(first):
-            invitation = Invitation.of_text(self.store.get(f"at/{peer}"))
-            found[peer] = connected(invitation, self.replica, check)
-        listener.accept(range(stop, self.replicas), found, check)
+        likely = 0
+        try:
+            for peer in range(first):
+                found[peer], likely = connected(self._invitation(peer), self.replica, check, likely)
+            listener.accept(range(stop, self.replicas), found, check)
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
         return found
+
+    def _invitation(self, peer: int) -> Invitation:
+        return Invitation.of_text(self.store.get(f"at/{peer}"))
 
     def _meet(self) -> None:
         """Wait for every replica: a connection could not name a missing one."""
@@ -155,7 +166,7 @@ class HostsWire:
         if not link.arrived:
             link.offer(tag, like if fills else None)
             link.pull()
-            self._wait_until(lambda: link.arrived or link.lost, sender)
+            self._wait_until(link, lambda: link.arrived or link.lost)
             link.offer(tag, None)
         if not link.arrived:
             link.require_open()
@@ -166,8 +177,11 @@ class HostsWire:
         return message.read(like)
 
     def _take_inside(self, sender: int, like: torch.Tensor, tag: int) -> torch.Tensor:
+        local = sender - self._first
+        if self._leaving:  # others wait for that
+            self._move_until(lambda: not self._leaving or self.inside.has_come(local), sender)
         try:
-            return self.inside.take(sender - self._first, like, tag)
+            return self.inside.take(local, like, tag)
         except Mismatch as mismatch:
             raise Mismatch(self._first + mismatch.peer, mismatch.found) from None
 
@@ -181,7 +195,7 @@ class HostsWire:
         """Wait until all has left whose memory may change from now on."""
         while self._leaving:
             link = next(iter(self._leaving))
-            self._wait_until(functools.partial(_has_left, link), link.peer)
+            self._wait_until(link, functools.partial(_has_left, link))
             link.require_open()
 
     def flush(self) -> None:
@@ -192,11 +206,30 @@ class HostsWire:
 
     # --- waiting
 
-    def _wait_until(self, is_over: Callable[[], object], peer: int) -> None:
-        """Move messages until it is over, which `peer` brings about."""
+    def _wait_until(self, link: Link, is_over: Callable[[], object]) -> None:
+        """Move messages until it is over, which the other end of the link brings about.
+
+        Where something is raised, all connections end: the others are told by that, and the memory of
+        what was to leave, and to come, is the caller's again.
+        """
+        moved, started = link.moved_bytes, time.monotonic()
+        try:
+            while not is_over():
+                self._move(NAP_SECONDS)
+                if link.moved_bytes != moved:  # slow is not absent
+                    moved, started = link.moved_bytes, time.monotonic()
+                self._waits(link.peer, time.monotonic() - started)
+                self.region.raise_abort_report()
+        except BaseException as error:
+            for one in self._links.values():
+                one.lose(f"ended by {type(error).__name__}")
+            raise
+
+    def _move_until(self, is_over: Callable[[], object], peer: int) -> None:
+        """Move messages until it is over, of which no connection tells."""
         started = time.monotonic()
         while not is_over():
-            self._move(NAP_SECONDS)
+            self._move(_LOOK_SECONDS)
             self._waits(peer, time.monotonic() - started)
             self.region.raise_abort_report()
 

@@ -5,6 +5,7 @@ Nothing here waits: a replica waits for all of its connections at once (inter_ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -20,6 +21,7 @@ _HEAD = struct.Struct("=qq")  # the caller's tag, and the bytes of the content
 _MOST_AHEAD_BYTES = 8 << 20
 _MOST_SPARE_BYTES = 4 << 20  # of buffers that are kept for later messages
 _AT_ONCE = 16  # pieces that the system is given in one call
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # of a connection that is closed
 
 
 class ConnectionLost(RuntimeError):
@@ -46,6 +48,7 @@ class Link:
     Attributes:
         peer: The replica at the other end.
         arrived: Messages that have not been taken yet, the oldest first.
+        moved_bytes: The bytes that it has sent and taken so far.
         watched: The selector's events that the replica waits for here.
         lost: The reason for which the connection is closed; "" while it is open.
     """
@@ -55,7 +58,7 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer, self.socket = peer, connection
         self.arrived: deque[Message] = deque()
-        self.lost, self.watched = "", 0
+        self.lost, self.watched, self.moved_bytes = "", 0, 0
         self._leaving: deque[memoryview] = deque()
         self._head = bytearray(_HEAD.size)
         self._coming: Message | None = None  # whose head has come
@@ -103,12 +106,13 @@ class Link:
         while self._leaving and not self.lost:
             pieces = [self._leaving[i] for i in range(min(len(self._leaving), _AT_ONCE))]
             try:
-                count = self.socket.sendmsg(pieces)
+                count = self.socket.sendmsg(pieces, [], _NO_SIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:
-                self._lose(error.strerror or str(error))
+                self.lose(error.strerror or str(error))
                 return
+            self.moved_bytes += count
             self._has_left(count)
 
     def _has_left(self, count: int) -> None:
@@ -121,25 +125,33 @@ class Link:
 
     def offer(self, tag: int, target: torch.Tensor | None) -> None:
         """Have the next message fill a contiguous tensor, if it carries the tag and is of its size."""
-        self._to_fill = None if target is None else (tag, target)
+        is_plain = target is not None and not (target.is_conj() or target.is_neg())
+        self._to_fill = (tag, target) if target is not None and is_plain else None
 
     def pull(self) -> None:
         """Take what has come, up to the end of a message."""
         known = len(self.arrived)
-        while len(self.arrived) == known and not self.lost:
-            try:
-                count = self.socket.recv_into(self._rest)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._lose(error.strerror or str(error))
-                return
-            if count == 0:
-                self._lose("closed by peer")
-                return
-            self._rest = self._rest[count:]
+        while len(self.arrived) == known and self._fill():
             if not self._rest:
                 self._is_full()
+
+    def _fill(self) -> bool:
+        """Return True if what comes next may go on, after taking what has come of it."""
+        if self.lost or not self._rest:
+            return not self.lost
+        try:
+            count = self.socket.recv_into(self._rest)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.lose(error.strerror or str(error))
+            return False
+        if count == 0:
+            self.lose("closed by peer")
+            return False
+        self._rest = self._rest[count:]
+        self.moved_bytes += count
+        return True
 
     def _is_full(self) -> None:
         """Go on behind what has come: a head, or the content behind one."""
@@ -176,12 +188,15 @@ class Link:
             if sum(map(len, self._spare)) > _MOST_SPARE_BYTES:
                 del self._spare[0]
 
-    def _lose(self, why: str) -> None:
-        self.lost = why
+    def lose(self, why: str) -> None:
+        """Close the connection: nothing is read from a tensor, or written to one, any more."""
+        self.lost = self.lost or why
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(torch.uint8).numpy().data
+    return tensor.resolve_conj().resolve_neg().view(torch.uint8).numpy().data
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

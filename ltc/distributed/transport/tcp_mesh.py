@@ -7,17 +7,19 @@ which only readers of the store can: a port may belong to another program by now
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from ltc import config
 from ltc.errors import LtcError
@@ -33,11 +35,12 @@ _NAME_BYTES = 15  # of an interface
 
 
 class Invitation(NamedTuple):
-    """The addresses of a replica, its port, and the secret that a connection needs."""
+    """The addresses of a replica, its port, the secret that a connection needs, and its largest message."""
 
     addresses: list[str]
     port: int
     secret: str
+    message_bytes: int
 
     def text(self) -> str:
         return json.dumps(self)
@@ -46,8 +49,8 @@ class Invitation(NamedTuple):
     def of_text(cls, text: str | bytes) -> Invitation:
         """Raises LtcError for what no replica has written."""
         try:
-            addresses, port, secret = json.loads(text)
-            return cls([str(one) for one in addresses], int(port), str(secret))
+            addresses, port, secret, message_bytes = json.loads(text)
+            return cls([str(one) for one in addresses], int(port), str(secret), int(message_bytes))
         except (ValueError, TypeError) as error:
             raise LtcError(
                 f"{text[:80]!r} in the run's store is no address of a replica"
@@ -57,7 +60,7 @@ class Invitation(NamedTuple):
 class Listener:
     """A replica's port, open until all that connect to it have come."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_bytes: int) -> None:
         named = config.value("GLOO_SOCKET_IFNAME")
         if named:
             addresses = [a for name in named.split(",") for a in addresses_of_interface(name)]
@@ -71,7 +74,7 @@ class Listener:
             backlog=1024,
         )
         port = self._socket.getsockname()[1]
-        self.invitation = Invitation(addresses, port, secrets.token_hex(16))
+        self.invitation = Invitation(addresses, port, secrets.token_hex(16), message_bytes)
 
     def close(self) -> None:
         self._socket.close()
@@ -88,43 +91,73 @@ class Listener:
         self._socket.settimeout(_WAIT_SECONDS)
         while missing:
             check()
-            with contextlib.suppress(OSError):  # nobody, or one that is gone again
+            with _unless_files_are_out():  # nobody has come
                 connection, _ = self._socket.accept()
                 replica = self._greeted(connection, missing, check)
-                if replica is None:
-                    connection.close()
-                else:
+                if replica is not None:
                     found[replica] = connection
                     missing.remove(replica)
 
     def _greeted(self, connection, missing: set[int], check: Callable[[], None]) -> int | None:
-        """Return the number of the replica that has connected; None for a stranger."""
-        replica, nonce, proof = _HELLO.unpack(_read(connection, _HELLO.size, _HELLO_SECONDS, check))
-        secret = self.invitation.secret
-        if not hmac.compare_digest(proof, _proof(secret, b"hello", replica, nonce)):
-            return None
-        connection.sendall(_proof(secret, b"welcome", replica, nonce))
-        _read(connection, 1, _HELLO_SECONDS, check)  # it has not given up meanwhile
-        return replica if replica in missing else None
+        """Return the number of the replica that has connected; None for a stranger, which is left."""
+        with _closed_unless_used(connection) as used:
+            hello = _read(connection, _HELLO.size, _HELLO_SECONDS, check)
+            replica, nonce, proof = _HELLO.unpack(hello)
+            secret = self.invitation.secret
+            if not hmac.compare_digest(proof, _proof(secret, b"hello", replica, nonce)):
+                return None
+            connection.sendall(_proof(secret, b"welcome", replica, nonce))
+            _read(connection, 1, math.inf, check)  # it has not given up meanwhile
+            used.append(replica in missing)
+            return replica if replica in missing else None
 
 
-def connected(invitation: Invitation, replica: int, check: Callable[[], None]) -> socket.socket:
-    """Return a connection of this replica with the one that invites.
+def connected(
+    invitation: Invitation, replica: int, check: Callable[[], None], likely: int = 0
+) -> tuple[socket.socket, int]:
+    """Return a connection of this replica with the one that invites, and the position of its address.
 
     Args:
         check: Called while this waits; what it raises ends the wait.
+        likely: The position of the address to try first: hosts of one run mostly are alike.
     """
+    positions = sorted(range(len(invitation.addresses)), key=lambda position: position != likely)
     while True:
-        for address in invitation.addresses:
+        for position in positions:
             check()
-            with contextlib.suppress(OSError):  # the next address, or the same again
-                return _introduced(address, invitation, replica, check)
+            with _unless_files_are_out():  # the next address, or the same again
+                address = invitation.addresses[position]
+                return _introduced(address, invitation, replica, check), position
         time.sleep(_WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def _unless_files_are_out() -> Iterator[None]:
+    """Pass over errors of a connection, but for that of a process with too many of them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise LtcError(
+                f"{error.strerror}: a replica has two connections with each replica of other hosts. "
+                f"Allow more: ulimit -n"
+            ) from error
+
+
+@contextlib.contextmanager
+def _closed_unless_used(connection: socket.socket) -> Iterator[list[bool]]:
+    """Close a connection at the end, unless True was added to the list."""
+    used: list[bool] = []
+    try:
+        yield used
+    finally:
+        if not any(used):
+            connection.close()
 
 
 def _introduced(address: str, invitation: Invitation, replica: int, check) -> socket.socket:
     connection = socket.create_connection((address, invitation.port), _CONNECT_SECONDS)
-    try:
+    with _closed_unless_used(connection) as used:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         proof = _proof(invitation.secret, b"hello", replica, nonce)
         connection.sendall(_HELLO.pack(replica, nonce, proof))
@@ -132,9 +165,7 @@ def _introduced(address: str, invitation: Invitation, replica: int, check) -> so
         if not hmac.compare_digest(answer, _proof(invitation.secret, b"welcome", replica, nonce)):
             raise ConnectionError(f"{address}:{invitation.port} is another program's")
         connection.sendall(b"\1")
-    except BaseException:
-        connection.close()
-        raise
+        used.append(True)
     return connection
 
 
@@ -163,17 +194,26 @@ def _read(connection: socket.socket, nbytes: int, seconds: float, check: Callabl
 def _addresses_of_host() -> Iterable[str]:
     """Addresses of this host, those that another one reaches first."""
     found: dict[str, None] = {}  # in order
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    for family, place in _places_of(config.value("MASTER_ADDR"), 9):
         # nothing is sent: it says which interface leads to where all meet
-        way.connect((config.value("MASTER_ADDR"), 9))
-        found[way.getsockname()[0]] = None
-    with contextlib.suppress(OSError):
-        for _, _, _, _, place in socket.getaddrinfo(
-            socket.gethostname(), None, type=socket.SOCK_STREAM
-        ):
-            found[str(place[0])] = None
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect(place)
+            found[way.getsockname()[0]] = None
+    for _, place in _places_of(socket.gethostname(), None):
+        found[str(place[0])] = None
+    for _, name in socket.if_nameindex():
+        found |= dict.fromkeys([*_ipv4_of_interface(name), *_ipv6_of_interface(name)])
     found["127.0.0.1"] = None
     return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def _places_of(name: str, port: int | None) -> list[tuple[int, Any]]:
+    """Return (family, address) of a host; none where its name is not known."""
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def addresses_of_interface(name: str) -> list[str]:

@@ -223,6 +223,10 @@ class SharedMemoryWire:
             raise Mismatch(sender, found)
         return self._view(place, like)
 
+    def has_come(self, sender: int) -> bool:
+        """Return True if the next message from there can be taken without waiting."""
+        return self.region.load(self._in[sender]) > self._received[sender]
+
     def give_back(self, sender: int) -> None:
         self.region.store(self._in[sender] + LINE, self._received[sender])
 
