@@ -2,7 +2,7 @@
 
     python -m ltc info                        print versions, devices, processor, cache, variables, a trial
     python -m ltc cache [--clear]             print folder and size of the disk cache, or empty it
-    python -m ltc build                       build the native core, for LTC_NATIVE=auto
+    python -m ltc build                       build the native core: small steps are quicker
     python -m ltc run 2 train.py --epochs 3   run a script on several replicas on this machine
     python -m ltc check train.py --epochs 3   compare a script's first losses: eager, compiled, two replicas
     python -m ltc profile train.py --epochs 3 trace a script's work and times: ltc_profile.json
@@ -134,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
 _EXAMPLES = {
     "info": "> report.txt",
     "cache": "--clear",
-    "build": "&& LTC_NATIVE=auto python train.py",
+    "build": "&& python train.py",
     "run": "2 train.py --epochs 3",
     "check": "--backwards 20 train.py --epochs 1",
     "profile": "--html -o trace.json train.py --epochs 1",
@@ -236,7 +236,7 @@ def build_core() -> int:
     if built.failure:
         print(built.failure, file=sys.stderr)
         return 1
-    print("the native core is built and tested; LTC_NATIVE=auto uses it")
+    print("the native core is built and tested: programs use it from now on")
     return 0
 
 

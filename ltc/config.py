@@ -110,10 +110,10 @@ FLAGS = (
     Flag(
         "LTC_NATIVE",
         one_of("0", "auto", "require"),
-        "0",
-        "auto: calls that nobody notes run in C++, once that is built: by python -m ltc build, or beside a "
-        "program that runs for some seconds; require: an error where it is not built; read when ltc is "
-        "imported",
+        "auto",
+        "auto: calls run in C++ where the native core is built: by python -m ltc build, or beside a program "
+        "that runs for some seconds; 0: in Python; require: an error where it is not built; read when ltc "
+        "is imported",
     ),
     Flag("LTC_NATIVE_DIR", str, "", "folder of the native core; default: that of LTC_CACHE_DIR"),
     Flag("LTC_NATIVE_TRIED", str, "", "the library that a self-test of the core loads"),
@@ -129,7 +129,7 @@ FLAGS = (
         boolean,
         True,
         "programs are compiled by another process, while the calls of the path run on PyTorch's "
-        "kernels; with LTC_NATIVE=auto, the native core is built by one as well",
+        "kernels; the native core is built by one as well",
     ),
     Flag(
         "LTC_COPY_PROCESS",
