@@ -146,7 +146,14 @@ def batch_norm_backward_elemt(
     return result * _per_channel(x, weight) if weight is not None else result
 
 
-def addbmm_(self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta=1, alpha=1):
+def addbmm_(
+    self: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+):
     """aten::addbmm_, which alone of its kind gives a smaller operand the shape of the result."""
     return torch.addbmm(self, batch1, batch2, beta=beta, alpha=alpha, out=self)
 
