@@ -2,7 +2,7 @@
 
 A request is a line of JSON, but for what a copy was made for; the answer is a line with its number.
 The program itself goes through the disk cache, where the other process finds it as it finds those
-of earlier runs.  It runs with the lowest priority, and ends when its input does.
+of earlier runs.  It runs with a low priority, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
 
 FIRST = 0  # the number of what a copy was made for
+# Beside programs that keep all processors busy it gets a quarter of one. At the lowest priority, 19, it gets a
+# hundredth, and a training whose loaders do so went on with slow first steps for minutes.
+NICENESS = 5
 
 
 def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | None = None) -> None:
@@ -29,7 +32,7 @@ def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | Non
     Args:
         first: Compiles a program and keeps it: what this process, a copy, has in its memory.
     """
-    os.nice(19)
+    os.nice(NICENESS)
     if first is not None:
         _answer(FIRST, first, answers)
     for line in requests:
