@@ -32,6 +32,7 @@ class Core:
         self.enter = _function(library.ltc_enter, None, pointer, count, count)
         self.leave = _function(library.ltc_leave, None, pointer)
         self.sketch = _function(library.ltc_sketch, None, pointer)
+        self.lengthen = _function(library.ltc_lengthen, None, count)
         self._sketched = _function(library.ltc_sketched, None, pointer, ctypes.POINTER(count))
         self._cut = _function(library.ltc_cut, None, pointer, count, count, ctypes.POINTER(count))
         self.learn = _function(library.ltc_learn, None, pointer)

@@ -10,9 +10,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.policy import Policy
 from ltc.device.recording.recorder import device_at
 from ltc.llvm.ops import dispatch
 from ltc.llvm.recurrence.recurrence_codes import recurrence_codes
+from ltc.native.core import CORE
 
 pytestmark = pytest.mark.also_native
 
@@ -393,3 +395,21 @@ def test_tangents_of_one_step(device, kind, bias):
     states = (hidden, hidden.sin()) if kind is nn.LSTMCell else hidden
     made, tangents = torch.func.jvp(model, (x, states), (x.cos(), states))
     return tensors_of((made, tangents))
+
+
+@pytest.mark.skipif(CORE is None, reason="without the core every path of some calls gets a program")
+def test_each_step_of_a_recurrence_counts_as_a_call_of_the_core(monkeypatch):
+    """Else the path of a small layer would be too short to be worth a program."""
+    counted, weight = [], Policy.weight
+
+    def weighed(policy: Policy, calls: int, nbytes: int, inputs: int) -> int:
+        counted.append(calls)
+        return weight(policy, calls, nbytes, inputs)
+
+    monkeypatch.setattr(Policy, "weight", weighed)
+    layer, x = nn.GRU(4, 8).to("ltc"), torch.randn(256, 2, 4).to("ltc")
+    with config.override(LTC_TIER="auto"):
+        for _ in range(3):
+            layer(x)
+            ltm.mark_step()
+    assert max(counted) >= 256
