@@ -10,7 +10,6 @@ Messages between hosts take Python and the GIL, so each one is counted as `colle
 from __future__ import annotations
 
 import contextlib
-import functools
 import selectors
 import socket
 import time
@@ -88,14 +87,12 @@ class HostsWire:
                 raise PeerFailure(self._who_is_not_connected(found, limit))
 
         likely = 0
-        try:
+        with contextlib.ExitStack() as if_this_fails:
+            if_this_fails.callback(_close, found)
             for peer in range(first):
                 found[peer], likely = connected(self._invitation(peer), self.replica, check, likely)
             listener.accept(range(stop, self.replicas), found, check)
-        except BaseException:
-            for connection in found.values():
-                connection.close()
-            raise
+            if_this_fails.pop_all()
         return found
 
     def _invitation(self, peer: int) -> Invitation:
@@ -192,11 +189,13 @@ class HostsWire:
             self._links[sender].give_back(self._taken.pop(sender))
 
     def finish(self) -> None:
-        """Wait until all has left whose memory may change from now on."""
-        while self._leaving:
-            link = next(iter(self._leaving))
-            self._wait_until(link, functools.partial(_has_left, link))
-            link.require_open()
+        """Wait until every sent message has left: its memory may change from now on."""
+        for link in tuple(self._leaving):
+            self._let_leave(link)
+
+    def _let_leave(self, link: Link) -> None:
+        self._wait_until(link, lambda: not link.is_leaving)
+        link.require_open()
 
     def flush(self) -> None:
         """At the end of the process: what others still receive must not go with it."""
@@ -226,7 +225,7 @@ class HostsWire:
             raise
 
     def _move_until(self, is_over: Callable[[], object], peer: int) -> None:
-        """Move messages until it is over, of which no connection tells."""
+        """Move messages until it is over; shared memory, which wakes no selector, may tell of that."""
         started = time.monotonic()
         while not is_over():
             self._move(_LOOK_SECONDS)
@@ -274,5 +273,6 @@ class HostsWire:
             self.late(peer, waited_seconds)
 
 
-def _has_left(link: Link) -> bool:
-    return not link.is_leaving
+def _close(connections: dict[int, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()

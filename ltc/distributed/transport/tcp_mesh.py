@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ltc import config
+from ltc.distributed.transport.shm_segment import NAP_SECONDS
 from ltc.errors import LtcError
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _HELLO = struct.Struct(f"=q{_NONCE_BYTES}s{_PROOF_BYTES}s")
-_WAIT_SECONDS = 0.02  # of one look
 _CONNECT_SECONDS = 3.0  # for an address that does not answer
 _HELLO_SECONDS = 3.0  # for one that has connected and does not say who it is
 _ANSWER_SECONDS = 20.0  # for a replica that connects with others meanwhile
@@ -88,7 +88,7 @@ class Listener:
             check: Called while this waits; what it raises ends the wait.
         """
         missing = set(wanted)
-        self._socket.settimeout(_WAIT_SECONDS)
+        self._socket.settimeout(NAP_SECONDS)
         while missing:
             check()
             with _unless_files_are_out():  # nobody has come
@@ -100,7 +100,8 @@ class Listener:
 
     def _greeted(self, connection, missing: set[int], check: Callable[[], None]) -> int | None:
         """Return the number of the replica that has connected; None for a stranger, which is left."""
-        with _closed_unless_used(connection) as used:
+        with contextlib.ExitStack() as unless_wanted:
+            unless_wanted.callback(connection.close)
             hello = _read(connection, _HELLO.size, _HELLO_SECONDS, check)
             replica, nonce, proof = _HELLO.unpack(hello)
             secret = self.invitation.secret
@@ -108,8 +109,10 @@ class Listener:
                 return None
             connection.sendall(_proof(secret, b"welcome", replica, nonce))
             _read(connection, 1, math.inf, check)  # it has not given up meanwhile
-            used.append(replica in missing)
-            return replica if replica in missing else None
+            if replica not in missing:
+                return None
+            unless_wanted.pop_all()
+            return replica
 
 
 def connected(
@@ -128,12 +131,12 @@ def connected(
             with _unless_files_are_out():  # the next address, or the same again
                 address = invitation.addresses[position]
                 return _introduced(address, invitation, replica, check), position
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(NAP_SECONDS)
 
 
 @contextlib.contextmanager
 def _unless_files_are_out() -> Iterator[None]:
-    """Pass over errors of a connection, but for that of a process with too many of them."""
+    """Pass over errors of one connection; raise where this process has too many open files."""
     try:
         yield
     except OSError as error:
@@ -144,20 +147,10 @@ def _unless_files_are_out() -> Iterator[None]:
             ) from error
 
 
-@contextlib.contextmanager
-def _closed_unless_used(connection: socket.socket) -> Iterator[list[bool]]:
-    """Close a connection at the end, unless True was added to the list."""
-    used: list[bool] = []
-    try:
-        yield used
-    finally:
-        if not any(used):
-            connection.close()
-
-
 def _introduced(address: str, invitation: Invitation, replica: int, check) -> socket.socket:
     connection = socket.create_connection((address, invitation.port), _CONNECT_SECONDS)
-    with _closed_unless_used(connection) as used:
+    with contextlib.ExitStack() as if_this_fails:
+        if_this_fails.callback(connection.close)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         proof = _proof(invitation.secret, b"hello", replica, nonce)
         connection.sendall(_HELLO.pack(replica, nonce, proof))
@@ -165,7 +158,7 @@ def _introduced(address: str, invitation: Invitation, replica: int, check) -> so
         if not hmac.compare_digest(answer, _proof(invitation.secret, b"welcome", replica, nonce)):
             raise ConnectionError(f"{address}:{invitation.port} is another program's")
         connection.sendall(b"\1")
-        used.append(True)
+        if_this_fails.pop_all()
     return connection
 
 
@@ -176,7 +169,7 @@ def _proof(secret: str, word: bytes, replica: int, nonce: bytes) -> bytes:
 def _read(connection: socket.socket, nbytes: int, seconds: float, check: Callable) -> bytes:
     """Return so many bytes; raises OSError where they do not come in time."""
     found, deadline = b"", time.monotonic() + seconds
-    connection.settimeout(_WAIT_SECONDS)
+    connection.settimeout(NAP_SECONDS)
     while len(found) < nbytes:
         check()
         try:

@@ -210,15 +210,15 @@ int64_t ltc_uncounted_calls(void* session) { return static_cast<ltc::Session*>(s
 // Begin to sum up what the session's thread calls; end it, with what was found.
 void ltc_sketch(void* session) { static_cast<ltc::Session*>(session)->sketch.begin(); }
 
-// A call that Python runs in this thread is as long as so many more.
-void ltc_lengthen(int64_t calls) {
-  if (auto& sketch = ltc::this_thread().sketch; sketch.is_on) sketch.calls += calls;
-}
-
 void ltc_sketched(void* session, int64_t* found) {
   const auto sketch = std::exchange(static_cast<ltc::Session*>(session)->sketch, ltc::Sketch());
   found[0] = int64_t(sketch.exact), found[1] = int64_t(sketch.shape), found[2] = sketch.calls, found[3] = sketch.bytes;
   found[4] = sketch.inputs;
+}
+
+// A call that Python runs in this thread is as long as so many more.
+void ltc_lengthen(int64_t calls) {
+  if (auto& sketch = ltc::this_thread().sketch; sketch.is_on) sketch.calls += calls;
 }
 
 // The session's calls are counted; if Python's, `since`, and the core's are any, they are summed up, and others begin.
