@@ -93,7 +93,7 @@ class Walk:
             recorder.inputs.append(_settled(state))
             recorder.bound.append(state)
             state.value = value
-        recorder.live += [states[name] for name in states.keys() - set(inputs)]
+        recorder.live.extend(states[name] for name in states.keys() - set(inputs))
         for name, number in zip(names, values):
             if number >= 0:
                 state = states[name]
