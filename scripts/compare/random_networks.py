@@ -3,6 +3,8 @@
     python scripts/compare/random_networks.py --count 2000                   two thousand new ones
     python scripts/compare/random_networks.py --seed 17 --count 1            one of them again
     python scripts/compare/random_networks.py --tier auto --runs repeated    as users run them
+    python scripts/compare/random_networks.py --tier auto --runs repeated --small-steps
+                                                               and with programs for small steps
     python scripts/compare/random_networks.py --runs repeated --batch 1      each in its own process
     python scripts/compare/random_networks.py --count 2000 --seed 0 --done done.jsonl
                                                                again: goes on where that has ended
@@ -59,9 +61,11 @@ def compile_at(level: int) -> None:
 
 def tries(first: int, count: int) -> None:
     """In a process of its own: one line of JSON before and after each network."""
-    from tests.networks.repetition import counted_by_tier
+    from tests.networks.repetition import counted_by_tier, follow_small_steps
     from tests.random_networks import tried
 
+    if os.environ.get("NETWORK_SMALL_STEPS"):
+        follow_small_steps()
     for seed in range(first, first + count):
         print(json.dumps({"begins": seed}), flush=True)
         with counted_by_tier() as runs:
@@ -71,7 +75,11 @@ def tries(first: int, count: int) -> None:
 
 def shrinks(seed: int) -> None:
     """In a process of its own: ever smaller networks that fail like that of a seed."""
+    from tests.networks.repetition import follow_small_steps
     from tests.random_networks import smallest, tried
+
+    if os.environ.get("NETWORK_SMALL_STEPS"):
+        follow_small_steps()
 
     def say(network) -> None:
         print(json.dumps({"text": network.text()}), flush=True)
@@ -107,6 +115,7 @@ class Worker:
         self.environment["LTC_TIER"] = "auto" if options.tier == "changing" else options.tier
         self.environment["NETWORK_TIERS"] = options.tier
         self.environment["NETWORK_RUNS"] = options.runs
+        self.environment["NETWORK_SMALL_STEPS"] = "1" if options.small_steps else ""
         self.batch = options.batch
 
     def results(self, first: int, count: int) -> Iterator[dict]:
@@ -305,6 +314,8 @@ def main() -> int:
     parser.add_argument(
         "--runs", choices=["once", "repeated"], default="once", help="runs of a network"
     )
+    small = "small steps get programs as well, though the native core runs them as quickly without"
+    parser.add_argument("--small-steps", action="store_true", help=small)
     parser.add_argument("--batch", type=int, default=BATCH, help="networks that a process tries")
     level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
     parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)

@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.networks import aliased_steps, step_functions
+from tests.networks.repetition import follow_small_steps
 
 COUNTED = {
     "ReplayedCalls": "calls replayed",
@@ -50,6 +51,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--text", action="store_true", help="print the function and stop")
     parser.add_argument("--aliases", action="store_true", help="arguments share memory")
     parser.add_argument("--tier", choices=aliased_steps.TIERS, help="with --aliases; default: each")
+    small = "small steps get programs as well, though the native core runs them as quickly without"
+    parser.add_argument("--small-steps", action="store_true", help=small)
     parser.add_argument("--done", type=Path, help="a file of the finished seeds, to continue from")
     return parser.parse_args()
 
@@ -104,6 +107,8 @@ def main() -> int:
         made = aliased_steps.aliased_step if options.aliases else step_functions.step_function
         print(made(run.first).text)
         return 0
+    if options.small_steps:
+        follow_small_steps()
     warnings.simplefilter("ignore")  # what is refused is counted
     print(f"step functions from seed {run.first}, from {run.next} on, to {run.end}", flush=True)
     for seed in run.seeds():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ltc.debug import metrics
+from ltc.device.policy import Policy
 from ltc.runtime import first_runs
 from ltc.runtime.background import compile_behind
 from ltc.runtime.program import Program
@@ -100,6 +101,11 @@ def _is_finite(x: torch.Tensor) -> bool:
 def wait_for_compilers() -> None:
     """Until each program that another process compiles is there."""
     compile_behind.wait()
+
+
+def follow_small_steps() -> None:
+    """From now on they get programs with the native core as well, which is as quick without."""
+    Policy.calls_are_quick = False  # type: ignore[assignment, method-assign]
 
 
 @contextmanager
