@@ -248,7 +248,7 @@ def takes_any_strides(name: str) -> bool:
     Values appear contiguous, whatever views made them, and some kernels rely on it.  The kernels that
     are named here read every stride as well and as quickly.
     """
-    return _base(name) in _TAKES_ANY_STRIDES
+    return _base(name).removeprefix("_foreach_") in _TAKES_ANY_STRIDES
 
 
 @functools.cache

@@ -231,8 +231,9 @@ class Call {
       if (!borrow(tensor)) return false;
       held = held_by(tensor);
     }
+    const bool is_taken = (overload_.rule & ANY_STRIDES) || held->host.is_contiguous();
     if (is_written) {
-      if (!may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
+      if (!is_taken || !may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
         why = MEMORY;
         return false;
       }
@@ -240,7 +241,6 @@ class Call {
       host = held->host;
       return true;
     }
-    const bool is_taken = (overload_.rule & ANY_STRIDES) || held->host.is_contiguous();
     host = is_taken ? held->host : held->host.contiguous();
     is_copied_ |= !is_taken;
     return true;
