@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -303,7 +304,10 @@ def _fault(step: AliasedStep, expected: list[list[Any]]) -> str:
         try:
             found = [None if one is None else one.detach().cpu().clone() for one in call(number)]
         except Exception as error:
-            return f"call {number} raised {type(error).__name__}: {error}"
+            *_, at = traceback.extract_tb(error.__traceback__)
+            return (
+                f"call {number} raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+            )
         for place, (one, other) in enumerate(zip(found, values, strict=True)):
             if not _is_close(one, other):
                 return f"call {number}: tensor {place} is {one} instead of {other}"

@@ -270,3 +270,25 @@ def test_a_copy_over_an_input_binds_the_inputs_of_a_path_in_python():
             torch.testing.assert_close(made.cpu(), step(x, y, z, last))
             torch.testing.assert_close(z_of_ltc.cpu(), z)
             assert on_ltc[0].tolist() == [3.0] * 3
+
+
+def test_a_walk_that_has_not_begun_ends_where_calls_run_at_once():
+    """As where a setting has changed since the mark: its inputs would get values of no session."""
+    weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+    on_ltc = weight.to("ltc")
+    recorder = device_at(0).recorder()
+    with process_of_one_device(LTC_TIER="auto"):
+        for _ in range(20):
+            made = (on_ltc * 2).tanh() + on_ltc[1]
+            ltm.mark_step()
+            compile_behind.wait()
+            if recorder.walk is not None:
+                break
+        assert recorder.walk is not None
+        recorder.run_at_once()
+        assert recorder.walk is None
+        (on_ltc * 2).tanh()
+        made = (on_ltc * 3).sin() + on_ltc[1]
+        recorder.catch_up()
+        ltm.mark_step()
+        torch.testing.assert_close(made.cpu(), (weight * 3).sin() + weight[1])

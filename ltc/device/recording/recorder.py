@@ -319,6 +319,7 @@ class Recorder:
         Args:
             part: what was followed before a side exit.
         """
+        self.catch_up()
         self.learner = None
         self.live, self.bound = LivingStates(), LivingStates()
         self.immediate = ImmediateSession(self, part)

@@ -125,6 +125,8 @@ def _run_at_once(recorder: Recorder) -> None:
             part = _leave_path(recorder)
         else:
             flush(recorder)  # a setting that has changed meanwhile asks for it
+            if not recorder.runs_at_once():
+                return  # what comes now is followed
         recorder.run_at_once(part)
 
 
