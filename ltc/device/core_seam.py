@@ -19,7 +19,7 @@ from ltc.aten.wide_sums import adds_in_16_bits
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.call_observer import watching
 from ltc.device.immediate.computed import computed
-from ltc.device.immediate.immediate_session import sessions
+from ltc.device.immediate.immediate_session import STEPS, sessions
 from ltc.device.ops import copies, quick_copies, storages
 from ltc.device.recording import state as states
 from ltc.device.recording.fast_path import overload_named
@@ -175,6 +175,12 @@ def _reads(core: Core, of_numbers: bool) -> list[tuple[float, ...]]:
     """Return the reads that nobody was told of, as metrics have them: moment, seconds, bytes."""
     count, nbytes = core.reads(of_numbers)
     return [(time(), 0, nbytes / count)] * count if count else []
+
+
+def _steps_passed() -> list[tuple[float, ...]]:
+    """Return the steps of this thread that nobody was told of; another's session tells its own."""
+    session = sessions.get(get_ident())
+    return [] if session is None else [(time(), *steps) for steps in session.steps_passed()]
 
 
 _LETTERS = {
@@ -339,6 +345,7 @@ def install(core: Core) -> None:
     account_of(0).elsewhere = core.bytes
     quick_copies.NUMBERS.elsewhere = lambda: _reads(core, True)
     DOWNLOADS.elsewhere = lambda: _reads(core, False)
+    STEPS.elsewhere = _steps_passed
     UPLOADS.elsewhere = lambda: [(moment, t, t, n) for moment, t, n in core.uploads()]
     torch.UntypedStorage.lazy = _State()  # type: ignore[attr-defined]
     core.register()

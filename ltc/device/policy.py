@@ -138,6 +138,21 @@ class Policy:
         """
         return weight <= LAUNCH_CALLS and (is_of_reads or self.calls_are_quick)
 
+    def is_settled(self, path: Path, behind: Path, weight: int) -> bool:
+        """Return True if a path that was summed up changes nothing but counts, as often as it comes so.
+
+        It is too short for a program, and came behind the same one before; no other is looked for.
+        """
+        is_known = behind.following is path and path.returns >= 0
+        return is_known and self.calls_are_quick and self._is_short(weight, False) and not (
+            self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause
+        )  # fmt: skip
+
+    def passed(self, reads: int, marks: int) -> None:
+        """So many settled paths have ended in reads and at marks: the policy was not asked then."""
+        self._new, self._backoff = max(0, self._new - NEW_PATHS * (reads + marks)), 0
+        self._short = min(SHORT_PATHS, self._short + reads)
+
     def sketched(
         self, path: Path, behind: Path, weight: int, is_of_reads: bool, like: Path | None
     ) -> None:

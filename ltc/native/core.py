@@ -6,14 +6,56 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ltc import config
 from ltc.explaining import history
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.native import core_build
 
-_Five, _Seven = ctypes.c_int64 * 5, ctypes.c_int64 * 7
+
+class Counted(NamedTuple):
+    """The calls of a session since they were counted last.
+
+    Attributes:
+        calls: How many there were.
+        read_at: How many of them came before the last read that Python has not heard of; -1: none.
+        passed: The ends of recordings that were passed since.
+        passed_at: How many of the calls came before the last of these.
+    """
+
+    calls: int
+    read_at: int
+    passed: int
+    passed_at: int
+
+
+class Summed(NamedTuple):
+    """The sum of a recording's calls.
+
+    Attributes:
+        exact, shape: Hashes of the calls with their sizes, and without.
+        calls: How many there were.
+        nbytes: of what they made.
+        inputs: How many tensors from before they were given.
+        reads, marks: The ends that were passed since the last one that Python has heard of.
+        exact_behind, shape_behind: The hashes of the recording before this one.
+    """
+
+    exact: int = 0
+    shape: int = 0
+    calls: int = 0
+    nbytes: int = 0
+    inputs: int = 0
+    reads: int = 0
+    marks: int = 0
+    exact_behind: int = 0
+    shape_behind: int = 0
+
+
+_COUNTED, _SUMMED = len(Counted._fields), len(Summed._fields)
+_Counted, _Summed = ctypes.c_int64 * _COUNTED, ctypes.c_int64 * _SUMMED
+_Cut = ctypes.c_int64 * (_COUNTED + 1 + _SUMMED)
 
 
 class Core:
@@ -29,21 +71,25 @@ class Core:
         self.register = _function(library.ltc_register, count)
         self.session = _function(library.ltc_session, pointer)
         self.arm = _function(library.ltc_arm, None, pointer, flag)
-        self.enter = _function(library.ltc_enter, None, pointer, count, count)
+        self.enter = _function(library.ltc_enter, None, pointer, count, count, flag)
         self.leave = _function(library.ltc_leave, None, pointer)
         self.sketch = _function(library.ltc_sketch, None, pointer)
         self.lengthen = _function(library.ltc_lengthen, None, count)
-        self._sketched = _function(library.ltc_sketched, None, pointer, ctypes.POINTER(count))
-        self._cut = _function(library.ltc_cut, None, pointer, count, count, ctypes.POINTER(count))
+        self._sketched = _function(library.ltc_sketched, None, pointer, flag, ctypes.POINTER(count))
+        self._cut = _function(
+            library.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
+        )
+        self.passes_cut = _function(library.ltc_passes_cut, flag, pointer, flag)
+        self.settle = _function(library.ltc_settle, None, pointer, flag, flag)
+        self.note_trained = _function(library.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
         self.learned = _function(library.ltc_learned, pointer, pointer)
         self.track_calls = _function(library.ltc_track_calls, count, pointer)
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
         self.walked = _function(library.ltc_walked, count, pointer)
         self.walk = _function(library.ltc_walk, None, pointer, pointer)
-        self.calls = _function(library.ltc_calls, count, pointer)
-        self.uncounted_calls = _function(library.ltc_uncounted_calls, count, pointer)
-        self.read_at = _function(library.ltc_read_at, count, pointer)
+        self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))
+        self.calls_of_step = _function(library.ltc_calls_of_step, count, pointer, count)
         self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
         self.begin_backward = _function(library.ltc_begin_backward, pointer, pointer, pointer)
         self.end_backward = _function(library.ltc_end_backward, None, pointer, pointer)
@@ -57,33 +103,36 @@ class Core:
         )
         self._left = _function(library.ltc_left, count, ctypes.c_char_p, count)
 
-    def sketched(self, session: int) -> tuple[int, ...]:
-        """End the sketch of a session's calls.
+    def counted(self, session: int) -> Counted:
+        """Return a session's calls since they were counted last; from now on they are counted."""
+        found = _Counted()
+        self._calls(session, found)
+        return Counted._make(found)
 
-        Returns:
-            (exact, shape, calls, nbytes, inputs): a hash of the calls with their sizes, one without,
-            how many there were, the bytes of what they made, and how many tensors from before they
-            were given.
-        """
-        found = _Five()
-        self._sketched(session, found)
-        return tuple(found)
+    def sketched(self, session: int, is_read: bool = False) -> Summed:
+        """End the sketch of a session's calls; a read ends it, or else a mark."""
+        found = _Summed()
+        self._sketched(session, is_read, found)
+        return Summed._make(found)
 
-    def cut(self, session: int, since: int, looks_after: int) -> tuple[int, bool, tuple[int, ...]]:
-        """Count a session's calls; if there are any, `sketched` is of these, and another sketch begins.
+    def cut(
+        self, session: int, since: int, looks_after: int, is_read: bool
+    ) -> tuple[Counted, bool, Summed]:
+        """Count a session's calls; if there are any, they are summed up, and another sketch begins.
 
         Args:
             since: calls that Python has counted already.
             looks_after: calls of the core's behind which Python looks.
+            is_read: a read ends the sketch.
 
         Returns:
-            (calls, is_entered, sketched): calls since they were counted last, and whether the core
-            goes on to run calls.
+            (counted, is_entered, summed): `is_entered` if the core goes on to run calls.
         """
-        found = _Seven()
-        self._cut(session, since, looks_after, found)
-        *sketched, calls, is_entered = found
-        return calls, bool(is_entered), tuple(sketched)
+        found = _Cut()
+        self._cut(session, since, looks_after, is_read, found)
+        words = list(found)
+        counted, summed = words[:_COUNTED], words[_COUNTED + 1 :]
+        return Counted._make(counted), bool(words[_COUNTED]), Summed._make(summed)
 
     def uploads(self) -> list[tuple[float, int, int]]:
         """Return the copies to the device since the last time: moment, nanoseconds and bytes."""

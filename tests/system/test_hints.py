@@ -204,9 +204,11 @@ def test_the_native_core_answers_reads_by_itself_only_while_no_iteration_is_coun
     monkeypatch.setattr(hints, "_has_said", False)
     session = SimpleNamespace(is_sketched=False, calls=0, _began_at=0)
     monkeypatch.setattr(hints._watch, "sleeps_until", 0)
-    assert ImmediateSession._unheard_reads(session) == 0
+    assert ImmediateSession._unheard_reads(session) == (0, False)
     monkeypatch.setattr(hints._watch, "sleeps_until", 2**62)
-    assert ImmediateSession._unheard_reads(session) > 0
+    assert ImmediateSession._unheard_reads(session) > (0, False)
+    session.is_sketched = True
+    assert ImmediateSession._unheard_reads(session) == (0, True)
 
 
 def test_a_loop_whose_first_program_is_being_compiled_is_not_judged(loop, monkeypatch):

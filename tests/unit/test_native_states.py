@@ -6,6 +6,7 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.policy import Policy
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import state_of
 from ltc.device.torch_device import storage_of
@@ -292,3 +293,69 @@ def test_a_walk_that_has_not_begun_ends_where_calls_run_at_once():
         recorder.catch_up()
         ltm.mark_step()
         torch.testing.assert_close(made.cpu(), (weight * 3).sin() + weight[1])
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """The ends of recordings that the policy hears of."""
+    ends, tell = [], Policy.sketched
+
+    def sketched(self, path, behind, weight, is_of_reads, like) -> None:
+        ends.append(is_of_reads)
+        tell(self, path, behind, weight, is_of_reads, like)
+
+    monkeypatch.setattr(Policy, "sketched", sketched)
+    return ends
+
+
+def trained_once(weight: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    loss = (weight * weight).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def test_the_ends_of_a_short_loop_are_passed_and_its_steps_counted(quick_calls, heard):
+    weight = torch.ones(3).to("ltc").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    with process_of_one_device(LTC_TIER="auto"):
+        counts = []
+        for number in range(200):
+            loss = trained_once(weight, optimizer)
+            ltm.mark_step()
+            assert float(loss * 2) == pytest.approx(6 * 0.98 ** (2 * number), rel=1e-4)
+            counts.append(metrics.counter_value("ImmediateSteps"))
+    assert counts[-1] - counts[49] == 300  # two recordings each
+    assert len(heard) < 100
+    assert any(heard) and not all(heard)
+
+
+def test_a_read_in_the_recording_of_an_optimizers_step_is_no_read_alone(quick_calls, heard):
+    weight = torch.ones(3).to("ltc").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    with process_of_one_device(LTC_TIER="auto"):
+        for number in range(60):
+            loss = trained_once(weight, optimizer)
+            assert float(loss) == pytest.approx(3 * 0.98 ** (2 * number), rel=1e-4)
+    assert len(heard) >= 60 and not any(heard)
+
+
+def test_a_long_path_among_short_ones_gets_its_program(quick_calls, heard):
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    on_ltc = x.to("ltc")
+    with process_of_one_device(LTC_TIER="auto"):
+        before = CORE.followed()
+        for number in range(60):
+            short = on_ltc * number
+            ltm.mark_step()
+            y = short
+            for _ in range(150):
+                y = (y + 0.5).tanh()
+            ltm.mark_step()
+            compile_behind.wait()
+        assert CORE.followed() - before > 300
+        expected = x * 59
+        for _ in range(150):
+            expected = (expected + 0.5).tanh()
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-9, atol=1e-12)

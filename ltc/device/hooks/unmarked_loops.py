@@ -40,14 +40,19 @@ def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for device in devices_in_use():
         recorder = device.recorders.get(get_ident())
         if device.torch_device == place and recorder is not None and not recorder.nothing_pending:
+            if recorder.immediate is not None:
+                recorder.immediate.note_step_made()
             _mark_where_missing(recorder, optimizer)
     iteration_ended(End.OPTIMIZER_STEP)
 
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:
     """Return the device of the optimizer's first parameter."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return next((p.device for p in parameters), None)
+    for group in optimizer.param_groups:
+        if parameters := group["params"]:
+            device: torch.device = parameters[0].device
+            return device
+    return None
 
 
 def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:

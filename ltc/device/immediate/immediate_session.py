@@ -31,7 +31,7 @@ from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.timed_calls import note_call
 from ltc.device.user_line import user_line
 from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden, require_reads
-from ltc.native.core import CORE
+from ltc.native.core import CORE, Counted, Summed
 from ltc.runtime import backend_errors
 from ltc.runtime.background import core_build_behind
 from ltc.runtime.buffer import Buffer, input_key
@@ -41,8 +41,7 @@ from ltc.support.observation.often import Often
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 from ltc.support.torch_private import plain_functions, storage_identity, storage_use_count
 
-_STEPS = Often((), (), ("ImmediateSteps", "ImmediateCalls"))
-Sum = tuple[int, ...]  # of calls: see `Core.sketched`
+STEPS = Often((), (), ("ImmediateSteps", "ImmediateCalls"))
 # What the calls of a thread run in, where they run at once.
 sessions: dict[int, ImmediateSession] = {}
 
@@ -78,7 +77,7 @@ class ImmediateSession:
         self.numbers: Any = NO_NUMBERS if self.notes is None else self.notes.numbers
         self.is_over, self._noted_at = False, -1
         # Of the calls before a cut, behind which others are summed up.
-        self._summed: Sum | None = None
+        self._summed: Summed | None = None
         self._core_goes_on = False  # behind that cut
         self._begin(is_noted and part is None)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
@@ -97,11 +96,11 @@ class ImmediateSession:
 
     # --- the core
 
-    def sketched(self) -> Sum:
-        """Return the sum of the calls, which ends here; see `Core.sketched`."""
+    def sketched(self) -> Summed:
+        """Return the sum of the calls, which ends here."""
         summed, self._summed = self._summed, None
         if summed is None:
-            return (0, 0, 0, 0, 0) if CORE is None else CORE.sketched(self._in_core)
+            return Summed() if CORE is None else CORE.sketched(self._in_core)
         return summed
 
     def _stop_summing(self) -> None:
@@ -113,13 +112,18 @@ class ImmediateSession:
         self.recorder.now = self
         if self._may_enter():
             looks_after = max(0, self.next_look - self.calls)
-            CORE.enter(self._in_core, looks_after, self._unheard_reads())  # type: ignore[union-attr]
+            CORE.enter(self._in_core, looks_after, *self._unheard_reads())  # type: ignore[union-attr]
 
-    def _unheard_reads(self) -> int:
-        """Return the number of calls within which a read leaves the session as it is."""
-        if self.is_sketched or reads_are_forbidden() or hears_reads():
-            return 0
-        return sys.maxsize // 2 if is_forced() else UNNOTED_CALLS - self.calls + self._began_at
+    def _unheard_reads(self) -> tuple[int, bool]:
+        """Return the number of calls within which a read leaves the session as it is, and if it does
+        where all that it does is settled.
+        """
+        if reads_are_forbidden() or hears_reads():
+            return 0, False
+        if self.is_sketched:
+            return 0, True
+        unnoted = UNNOTED_CALLS - self.calls + self._began_at
+        return sys.maxsize // 2 if is_forced() else unnoted, False
 
     def _may_enter(self) -> bool:
         return (
@@ -144,16 +148,33 @@ class ImmediateSession:
 
     def _count_core(self) -> None:
         if CORE is not None:
-            read_at = CORE.read_at(self._in_core)
-            if read_at >= 0:
-                self._read_at = self.calls + read_at
-            self.calls += CORE.calls(self._in_core)
+            self._add(CORE.counted(self._in_core))
+
+    def _add(self, counted: Counted) -> None:
+        """Add calls of the core's to those of Python's, and the steps that have ended there."""
+        for steps in self._added(counted):
+            STEPS.happened(*steps)
+
+    def _added(self, counted: Counted) -> list[tuple[int, int]]:
+        calls, read_at, passed, passed_at = counted
+        before, self.calls = self.calls, self.calls + calls
+        if read_at >= 0:
+            self._read_at = before + read_at
+        if not passed:
+            return []
+        steps = passed - (self._noted_at <= 0), before + passed_at - max(0, self._noted_at)
+        self._noted_at = before + passed_at
+        return [steps]
+
+    def steps_passed(self) -> list[tuple[int, int]]:
+        """Return the steps that have ended in the core since its calls were counted, and their calls."""
+        return [] if CORE is None else self._added(CORE.counted(self._in_core))
 
     @property
     def calls_of_step(self) -> int:
         """Return how many calls have run since the last step ended; another thread's count may be behind."""
-        in_core = 0 if CORE is None else CORE.uncounted_calls(self._in_core)
-        return self.calls + in_core - max(0, self._noted_at)
+        since = self.calls - max(0, self._noted_at)
+        return since if CORE is None else CORE.calls_of_step(self._in_core, since)
 
     # --- notes
 
@@ -267,16 +288,23 @@ class ImmediateSession:
         iteration_ended(End.READ)
         self._count_core()
         self._read_at = self.calls
-        if self._has_trained():
-            self.policy.trained()
-            if self._follows_reads:
-                self.end_at_next_call()
+        if self._note_trained() and self._follows_reads:
+            self.end_at_next_call()
 
-    def _has_trained(self) -> bool:
-        """Return True if an optimizer has made a step since the last check."""
-        has_trained = bool(self.recorder.optimizer_steps)
+    def note_step_made(self) -> None:
+        """An optimizer has made a step: the next end is no read's alone."""
+        if CORE is not None and self.is_sketched:
+            CORE.note_trained(self._in_core, True)
+
+    def _note_trained(self) -> bool:
+        """The policy hears of it if an optimizer has made a step since the last check; returns True then."""
+        if not self.recorder.optimizer_steps:
+            return False
         self.recorder.optimizer_steps.clear()
-        return has_trained
+        if CORE is not None:
+            CORE.note_trained(self._in_core, False)
+        self.policy.trained()
+        return True
 
     def bind(self, state: Any) -> CallResult:
         """The value of a state that has a buffer."""
@@ -309,20 +337,34 @@ class ImmediateSession:
         self._note_step()
         return is_forced() or self.policy.follows_reads
 
-    def calls_since_cut(self) -> int:
-        """Return how many calls the present recording has.
+    def passes_settled(self, is_read: bool) -> bool:
+        """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
+        if not self.is_sketched or (is_read and self.recorder.optimizer_steps):
+            return False
+        if not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
+            return False
+        self._note_trained()
+        return True
+
+    def settle(self, is_settled: bool) -> None:
+        """The end that the policy hears of now may be passed from now on; or else, no end may."""
+        if CORE is not None:
+            _, reads_pass = self._unheard_reads()
+            CORE.settle(self._in_core, is_settled, reads_pass)
+
+    def has_calls_since_cut(self, is_read: bool) -> bool:
+        """Return True if the present recording has calls.
 
         If they are summed up, their sum is `sketched` from now on, and what comes is another one.
         """
         since = self.calls - max(0, self._noted_at)
         if not self.is_sketched:
             self._count_core()
-            return self.calls - max(0, self._noted_at)
-        in_core, self._core_goes_on, summed = CORE.cut(self._in_core, since, FEW)  # type: ignore[union-attr]
-        self.calls += in_core
-        if since + in_core:
-            self._summed = summed
-        return since + in_core
+            return self.calls > max(0, self._noted_at)
+        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, FEW, is_read)  # type: ignore[union-attr]
+        self._add(counted)
+        self._summed = summed if summed.calls else None
+        return bool(summed.calls)
 
     def may_pass(self) -> bool:
         """Return True if a recording may end, and the next one begin, with the values where they are."""
@@ -349,11 +391,10 @@ class ImmediateSession:
 
     def _note_step(self) -> None:
         """A step is over, or the session is; its calls were counted."""
-        if self._has_trained():
-            self.policy.trained()
+        self._note_trained()
         if CORE is None:
             core_build_behind.step_ended()
-        _STEPS.happened(self._noted_at > 0, self.calls - max(0, self._noted_at))
+        STEPS.happened(self._noted_at > 0, self.calls - max(0, self._noted_at))
         self._noted_at = self.calls
 
     def bind_all(self, states: list[Any]) -> list[CallResult]:

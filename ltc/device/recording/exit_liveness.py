@@ -384,12 +384,12 @@ def end_immediate(recorder: Recorder) -> None:
     if session.notes is None:
         leaf = session.ended_at or _end_unnoted(recorder, session, recorder.cut_here is not None)
     else:
-        exact, shape, calls, *_ = session.sketched()
+        summed = session.sketched()
         leaf = session.notes.last
         if leaf is not recorder.root:
             _end_notes(recorder, session, leaf)
-            if calls:
-                recorder.sketches.noted(exact, shape, leaf)
+            if summed.calls:
+                recorder.sketches.noted(summed.exact, summed.shape, leaf)
     session.end()
     recorder.last = leaf
 
@@ -400,9 +400,13 @@ def pass_cut(recorder: Recorder, is_read: bool) -> bool:
     Its values stay where they are.  Returns False where the session has to end: the caller sees to it.
     """
     session = recorder.immediate
-    if session is None or not session.may_pass() or not recorder.is_of_this_dtype():
+    if session is None or not recorder.is_of_this_dtype():
         return False
-    if not session.calls_since_cut() or session.passes_alike(is_read):
+    if session.passes_settled(is_read):
+        return True
+    if not session.may_pass():
+        return False
+    if not session.has_calls_since_cut(is_read) or session.passes_alike(is_read):
         return True
     ended = session.ended_at = session.ended_at or _end_unnoted(recorder, session, is_read)
     begins = recorder.decided = recorder.decided or recorder.decide(ended)
@@ -416,16 +420,21 @@ def pass_cut(recorder: Recorder, is_read: bool) -> bool:
 
 def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     """The policy hears of calls that were not noted; return the entry that stands for them."""
-    exact, shape, calls, nbytes, inputs = session.sketched()
+    summed = session.sketched()
     if not session.is_sketched:
         return recorder.unnoted
-    if not calls:
+    if summed.reads or summed.marks:
+        recorder.ended = recorder.sketches.entry_of(summed.exact_behind, summed.shape_behind)
+        recorder.policy.passed(summed.reads, summed.marks)
+    if not summed.calls:
         return recorder.root
-    entry = recorder.sketches.entry_of(exact, shape)
+    entry = recorder.sketches.entry_of(summed.exact, summed.shape)
     path, behind = entry.ended_path, recorder.ended.ended_path
-    like = recorder.sketches.like(shape)
-    weight = recorder.policy.weight(calls, nbytes, inputs)
-    recorder.policy.sketched(path, behind, weight, _is_of_reads(recorder, is_read), like)
+    like = recorder.sketches.like(summed.shape)
+    weight = recorder.policy.weight(summed.calls, summed.nbytes, summed.inputs)
+    of_reads = _is_of_reads(recorder, is_read)
+    session.settle(recorder.policy.is_settled(path, behind, weight) and of_reads is is_read)
+    recorder.policy.sketched(path, behind, weight, of_reads, like)
     return entry
 
 

@@ -181,11 +181,12 @@ void ltc_arm(void* session, bool is_armed) { static_cast<ltc::Session*>(session)
 
 void* ltc_session() { return &ltc::this_thread(); }
 
-// Python looks behind so many calls, and hears of each read behind so many.
-void ltc_enter(void* session, int64_t looks_after, int64_t reads_until) {
+// Python looks behind so many calls, and hears of each read behind so many, but of those that `reads_pass`.
+void ltc_enter(void* session, int64_t looks_after, int64_t reads_until, bool reads_pass) {
   auto& one = *static_cast<ltc::Session*>(session);
   one.looks_after = looks_after;
   one.reads_until = reads_until;
+  one.reads_pass = reads_pass;
   one.is_entered = true;
 }
 
@@ -197,23 +198,51 @@ void ltc_leave(void* session) {
   while (one.is_inside) std::this_thread::yield();
 }
 
-int64_t ltc_calls(void* session) {
+// The calls since Python last asked; how many of them came before the last read that it has not heard of, or -1;
+// the cuts passed since, and how many calls came before the last of them.
+void ltc_calls(void* session, int64_t* found) {
   auto& one = *static_cast<ltc::Session*>(session);
   one.looks_after -= one.calls;
   one.reads_until -= one.calls;
-  return std::exchange(one.calls, 0);
+  found[0] = std::exchange(one.calls, 0), found[1] = std::exchange(one.read_at, -1);
+  found[2] = std::exchange(one.cuts.passed, 0), found[3] = one.cuts.passed_at;
 }
 
-// The calls since Python last asked, which are left uncounted: another thread may ask.
-int64_t ltc_uncounted_calls(void* session) { return static_cast<ltc::Session*>(session)->calls; }
+// The calls of the step so far, of which Python has counted `since`; they are left uncounted: another thread may ask.
+int64_t ltc_calls_of_step(void* session, int64_t since) {
+  const auto& one = *static_cast<ltc::Session*>(session);
+  return one.cuts.passed ? one.calls - one.cuts.passed_at : since + one.calls;
+}
+
+// The recording may end here, and the next one begin: Python need not ask the policy.
+bool ltc_passes_cut(void* session, bool is_read) { return static_cast<ltc::Session*>(session)->passes_cut(is_read); }
+
+// What Python heard of last is settled; or else nothing is.
+void ltc_settle(void* session, bool is_settled, bool reads_pass) {
+  auto& one = *static_cast<ltc::Session*>(session);
+  one.cuts.settle(is_settled);
+  one.reads_pass = reads_pass;
+}
+
+// An optimizer has made its step, or the recording in which it did has ended.
+void ltc_note_trained(void* session, bool has_trained) { static_cast<ltc::Session*>(session)->has_trained = has_trained; }
 
 // Begin to sum up what the session's thread calls; end it, with what was found.
-void ltc_sketch(void* session) { static_cast<ltc::Session*>(session)->sketch.begin(); }
+void ltc_sketch(void* session) {
+  auto& one = *static_cast<ltc::Session*>(session);
+  one.sketch.begin();
+  one.cuts = ltc::SettledCuts();
+  one.has_trained = false;
+}
 
-void ltc_sketched(void* session, int64_t* found) {
-  const auto sketch = std::exchange(static_cast<ltc::Session*>(session)->sketch, ltc::Sketch());
+// A read ends it, or a mark. Before it so many ends were passed, the last of a path of those sums.
+void ltc_sketched(void* session, bool is_read, int64_t* found) {
+  auto& one = *static_cast<ltc::Session*>(session);
+  const auto sketch = std::exchange(one.sketch, ltc::Sketch());
   found[0] = int64_t(sketch.exact), found[1] = int64_t(sketch.shape), found[2] = sketch.calls, found[3] = sketch.bytes;
-  found[4] = sketch.inputs;
+  found[4] = sketch.inputs, found[5] = one.cuts.reads, found[6] = one.cuts.marks;
+  found[7] = int64_t(one.cuts.behind[0]), found[8] = int64_t(one.cuts.behind[1]);
+  one.cuts.hear(sketch, is_read);
 }
 
 // A call that Python runs in this thread is as long as so many more.
@@ -222,11 +251,13 @@ void ltc_lengthen(int64_t calls) {
 }
 
 // The session's calls are counted; if Python's, `since`, and the core's are any, they are summed up, and others begin.
-void ltc_cut(void* session, int64_t since, int64_t looks_after, int64_t* found) {
+// What `ltc_calls` finds comes first, then whether calls run here, then what `ltc_sketched` finds.
+void ltc_cut(void* session, int64_t since, int64_t looks_after, bool is_read, int64_t* found) {
   auto& one = *static_cast<ltc::Session*>(session);
-  found[5] = ltc_calls(session), found[6] = one.is_entered;
-  if (!(since + found[5])) return;
-  ltc_sketched(session, found);
+  ltc_calls(session, found);
+  found[4] = one.is_entered;
+  if (!(found[2] ? one.sketch.calls : since + found[0])) return;
+  ltc_sketched(session, is_read, found + 5);
   one.sketch.begin();
   one.looks_after = looks_after;
 }
@@ -258,9 +289,6 @@ int64_t ltc_walked(void* session) {
   const auto& walk = static_cast<ltc::Session*>(session)->walk;
   return walk ? walk->position() : 0;
 }
-
-// Of the calls that are asked for next: how many came before the last read that Python has not heard of.
-int64_t ltc_read_at(void* session) { return std::exchange(static_cast<ltc::Session*>(session)->read_at, -1); }
 
 // How many numbers were read since the last time, or else copies made for the CPU, and their bytes.
 int64_t ltc_take_reads(bool of_numbers, int64_t* bytes) {

@@ -14,8 +14,8 @@ Reads reads_here[2];
 
 bool may_read_here(const Tensor& value, bool is_number) {
   Session& session = this_thread();
-  if (session.calls >= session.reads_until) return may_read(value, is_number);
-  session.read_at = session.calls;
+  if (session.calls < session.reads_until) session.read_at = session.calls;
+  else if (session.has_trained || !session.reads_pass || !session.passes_cut(true)) return may_read(value, is_number);
   reads_here[is_number].count.fetch_add(1, std::memory_order_relaxed);
   reads_here[is_number].bytes.fetch_add(int64_t(value.nbytes()), std::memory_order_relaxed);
   return true;

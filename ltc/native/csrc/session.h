@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include "sketch.h"
@@ -10,20 +11,47 @@
 
 namespace ltc {
 
+// The ends of recordings of which the policy hears no more: where a path so short came behind the same path again,
+// nothing changes. Python hears of how many there were at the next other end.
+struct SettledCuts {
+  // The end of what is summed up is passed if it is settled; false where Python has to hear of it.
+  bool pass(Sketch& sketch, bool is_read, int64_t calls);
+  // Python hears of an end. Settle it where `is_settled`; else forget all: what comes next may be noted.
+  void hear(const Sketch& sketch, bool is_read);
+  void settle(bool is_settled);
+
+  uint64_t behind[2] = {};  // the sums, `exact` and `shape`, of the recording before this one
+  int64_t reads = 0, marks = 0;  // that were passed since Python last heard
+  int64_t passed = 0, passed_at = 0;  // how many since Python counted calls, and at which of these the last
+
+ private:
+  static const int64_t MOST = 8;  // in a row: as many short reads are worth a change
+  static const size_t MOST_KNOWN = 4096;
+  uint64_t sum_of(const Sketch& sketch, bool is_read) const;
+  uint64_t heard_ = 0;
+  std::unordered_set<uint64_t> known_;
+};
+
 // One thread's. Python enters it where the calls of a thread run when they are made, and are not
 // noted; any thread of Python's may leave it.
 struct Session {
+  // True if the recording may end here, and the next one begin, without Python.
+  bool passes_cut(bool is_read) { return is_entered && sketch.is_on && !depth && cuts.pass(sketch, is_read, calls); }
+
   std::atomic<bool> is_entered{false};
   std::atomic<bool> is_armed{false};   // Python is asked to enter it before the next call
   std::atomic<bool> is_walking{false};
   std::atomic<bool> is_inside{false};  // a call is under way
   int64_t calls = 0;                   // since Python last asked
   int64_t reads_until = 0;             // calls, before which nobody has to hear of a read
+  bool reads_pass = false;             // nor of one at a settled cut
+  bool has_trained = false;            // but of the first one behind an optimizer's step
   int64_t read_at = -1;                // calls before the last read; -1: none since Python last asked
   int64_t looks_after = INT64_MAX;     // Python looks behind so many calls
   const void* engine = nullptr;        // the code of Python's function that runs the backward under way
   int64_t depth = 0;                   // of Python's kernels, which make calls of their own
   Sketch sketch;
+  SettledCuts cuts;
   // Python may end both during a call, which therefore holds them.
   std::shared_ptr<Learner> learner;    // while Python follows a path
   std::shared_ptr<Walk> walk;          // while the core does

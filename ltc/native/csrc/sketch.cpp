@@ -1,5 +1,7 @@
 #include "sketch.h"
 
+#include "session.h"
+
 namespace ltc {
 
 void Sketch::begin() {
@@ -65,6 +67,32 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
     else if (stack[i].isTensorList())
       for (const IValue& one : stack[i].toListRef()) name_result(one.toTensor());
   }
+}
+
+// --- ends of recordings
+
+bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
+  if (reads + marks >= MOST || !known_.count(sum_of(sketch, is_read))) return false;
+  (is_read ? reads : marks)++;
+  passed++, passed_at = calls;
+  behind[0] = sketch.exact, behind[1] = sketch.shape;
+  sketch.begin();
+  return true;
+}
+
+void SettledCuts::hear(const Sketch& sketch, bool is_read) {
+  heard_ = sum_of(sketch, is_read);
+  behind[0] = sketch.exact, behind[1] = sketch.shape;
+  reads = marks = 0;
+}
+
+void SettledCuts::settle(bool is_settled) {
+  if (!is_settled || known_.size() >= MOST_KNOWN) known_.clear();
+  if (is_settled) known_.insert(heard_);
+}
+
+uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
+  return Sketch::mixed(Sketch::mixed(behind[0], sketch.exact), is_read);
 }
 
 }  // namespace ltc

@@ -19,6 +19,11 @@ struct Sketch {
   void name_results(const torch::jit::Stack& stack, size_t first);
   void name_result(const Tensor& tensor);
 
+  static uint64_t mixed(uint64_t sum, uint64_t word) {
+    sum = (sum ^ word) * 0x9E3779B97F4A7C15ull;
+    return sum ^ (sum >> 29);
+  }
+
   bool is_on = false;
   uint64_t exact = 0;  // of the calls with all extents and whole numbers
   uint64_t shape = 0;  // of the calls alone
@@ -29,10 +34,6 @@ struct Sketch {
  private:
   void mix(uint64_t word) { exact = mixed(exact, word); }
   void mix_both(uint64_t word) { mix(word), shape = mixed(shape, word); }
-  static uint64_t mixed(uint64_t sum, uint64_t word) {
-    sum = (sum ^ word) * 0x9E3779B97F4A7C15ull;
-    return sum ^ (sum >> 29);
-  }
   void add(const IValue& value);
   void add(const Tensor& tensor);
   void add_type(const Tensor& tensor);
