@@ -115,16 +115,17 @@ class Policy:
         self._wanted = max(0, self._wanted - 1)
         return Begin.NOTE
 
-    def weight(self, calls: int, nbytes: int, inputs: int) -> int:
+    def weight(self, calls: int, nbytes: int, inputs: int, followed: int = 0) -> int:
         """Return how many calls in Python would take as long as what a program of these would save.
 
         Args:
             nbytes: of what these calls make.
             inputs: tensors from before: a launch hands each over in the time of a call of the core.
+            followed: those that Python would follow: all of a path of symbols, which the core does not know.
         """
         if not self.calls_are_quick:
             return calls
-        return (calls - inputs) // CALLS_OF_CORE + nbytes // BYTES_OF_A_CALL
+        return (calls - inputs) // CALLS_OF_CORE + nbytes // BYTES_OF_A_CALL - followed
 
     @property
     def calls_are_quick(self) -> bool:
@@ -154,18 +155,24 @@ class Policy:
         self._short = min(SHORT_PATHS, self._short + reads)
 
     def sketched(
-        self, path: Path, behind: Path, weight: int, is_of_reads: bool, like: Path | None
+        self,
+        path: Path,
+        behind: Path,
+        weight: int,
+        of_symbols: int,
+        is_of_reads: bool,
+        like: Path | None,
     ) -> None:
         """A path that was summed up has ended: note the next ones if it has come back.
 
         Args:
-            weight: of its calls.
+            weight, of_symbols: of its calls, and of them on a path of symbols.
             like: the memory of all paths that differ from it in sizes alone; None if it is the first.
         """
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None)
         if comes_back and is_power_of_two(path.returns):
             behind.awaits = True
-        if like is not None and path.returns == 0 and not self._is_short(weight, is_of_reads):
+        if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
             if is_power_of_two(like.returns):
                 self._wanted = 2  # the path of symbols is found from two

@@ -35,7 +35,8 @@ class Summed(NamedTuple):
 
     Attributes:
         exact, shape: Hashes of the calls with their sizes, and without.
-        calls: How many there were.
+        calls: How many there were; one of lists is one for each tensor, a recurrence for each step.
+        entries: How many there were as they were made.
         nbytes: of what they made.
         inputs: How many tensors from before they were given.
         reads, marks: The ends that were passed since the last one that Python has heard of.
@@ -45,6 +46,7 @@ class Summed(NamedTuple):
     exact: int = 0
     shape: int = 0
     calls: int = 0
+    entries: int = 0
     nbytes: int = 0
     inputs: int = 0
     reads: int = 0

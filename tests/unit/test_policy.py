@@ -306,7 +306,7 @@ def test_a_path_is_noted_once_its_sketch_has_come_back():
         begun.append(decides.begin(path))
         if begun[-1] is Begin.NOTE:
             break
-        decides.sketched(path, path, 20, False, None)
+        decides.sketched(path, path, 20, 20, False, None)
     assert begun == [Begin.SKETCH, Begin.SKETCH, Begin.NOTE]
     assert decides.begin(path) is Begin.SKETCH
 
@@ -316,7 +316,7 @@ def test_two_sizes_of_a_path_are_noted_once_a_sketch_comes_at_another_size():
     for like in (None, sizes):
         assert decides.begin(behind) is Begin.SKETCH
         path = policy.Path()
-        decides.sketched(path, behind, 20, False, like)
+        decides.sketched(path, behind, 20, 20, False, like)
         behind = path
     assert [decides.begin(behind) for _ in range(3)] == [Begin.NOTE, Begin.NOTE, Begin.SKETCH]
 
@@ -336,7 +336,25 @@ def test_with_quick_calls_a_path_is_worth_a_program_by_calls_and_bytes(quick_cal
         weight = decides.weight(*has)
         asked = [decides.noted(path, behind, weight, is_of_reads=False) for _ in range(4)]
         assert any(asked) == is_worth
-    assert policy.Policy().weight(20, nbytes, 20) == 20  # without the core, calls alone
+    assert (
+        policy.Policy().weight(20, nbytes, 20, followed=20) == 20
+    )  # without the core, calls alone
+
+
+def test_with_quick_calls_a_path_of_symbols_is_worth_more_memory(quick_calls):
+    """The core knows no symbols: Python follows each call, where the core would have run it."""
+    decides = policy.Policy(sketches=True)
+    calls, nbytes = 60, LAUNCH_CALLS * BYTES_OF_A_CALL
+    assert decides.weight(calls, nbytes, 0) > LAUNCH_CALLS
+    assert decides.weight(calls, nbytes, 0, followed=calls) < 0
+    assert decides.weight(calls, 10 * nbytes, 0, followed=calls) > LAUNCH_CALLS
+    for of_symbols, is_noted in ((LAUNCH_CALLS, False), (LAUNCH_CALLS + 1, True)):
+        decides, behind = policy.Policy(sketches=True), policy.Path()
+        for like in (None, policy.Path()):
+            path = policy.Path()
+            decides.sketched(path, behind, 20, of_symbols, False, like)
+            behind = path
+        assert (decides.begin(behind) is Begin.NOTE) is is_noted
 
 
 class Recordings:
@@ -362,7 +380,7 @@ class Recordings:
             self.settled.add(end)
         else:
             self.settled.clear()
-        self.policy.sketched(path, self.behind, weight, is_read, None)
+        self.policy.sketched(path, self.behind, weight, weight, is_read, None)
         self.behind = path
         begins = self.policy.begin(path)
         if begins is not Begin.SKETCH:
@@ -398,7 +416,7 @@ def test_sketches_that_come_back_for_ever_are_noted_ever_less():
         if decides.begin(path) is Begin.NOTE:
             noted += 1
         else:
-            decides.sketched(path, path, 20, False, None)
+            decides.sketched(path, path, 20, 20, False, None)
     assert noted <= 10
 
 

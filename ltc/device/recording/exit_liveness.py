@@ -354,7 +354,9 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         return
     path, behind = recorder.last.ended_path, recorder.ended.ended_path
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
-    weight = recorder.policy.weight(program.calls, recorder.last.size, len(recorder.inputs))
+    last, inputs = recorder.last, len(recorder.inputs)
+    followed = last.depth if last.of is not None else 0
+    weight = recorder.policy.weight(program.calls, last.size, inputs, followed)
     if recorder.optimizer_steps:
         recorder.policy.trained()
     if program.is_ready:
@@ -431,10 +433,13 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     entry = recorder.sketches.entry_of(summed.exact, summed.shape)
     path, behind = entry.ended_path, recorder.ended.ended_path
     like = recorder.sketches.like(summed.shape)
-    weight = recorder.policy.weight(summed.calls, summed.nbytes, summed.inputs)
+    weight, of_symbols = (
+        recorder.policy.weight(summed.calls, summed.nbytes, summed.inputs, followed)
+        for followed in (0, summed.entries)
+    )
     of_reads = _is_of_reads(recorder, is_read)
     session.settle(recorder.policy.is_settled(path, behind, weight) and of_reads is is_read)
-    recorder.policy.sketched(path, behind, weight, of_reads, like)
+    recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like)
     return entry
 
 
@@ -448,7 +453,9 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any) -> None:
         give_up_if_refused(leaf.of[0])
     joins = joined is not None
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
-    weight = recorder.policy.weight(session.path_calls, leaf.size, len(session.notes.inputs))
+    inputs = len(session.notes.inputs)
+    followed = session.depth if joined is not None or leaf.of is not None else 0
+    weight = recorder.policy.weight(session.path_calls, leaf.size, inputs, followed)
     if is_new and recorder.policy.sketches:
         path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
     if not recorder.policy.noted(path, behind, weight, reads, joins):

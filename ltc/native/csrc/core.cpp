@@ -239,9 +239,10 @@ void ltc_sketch(void* session) {
 void ltc_sketched(void* session, bool is_read, int64_t* found) {
   auto& one = *static_cast<ltc::Session*>(session);
   const auto sketch = std::exchange(one.sketch, ltc::Sketch());
-  found[0] = int64_t(sketch.exact), found[1] = int64_t(sketch.shape), found[2] = sketch.calls, found[3] = sketch.bytes;
-  found[4] = sketch.inputs, found[5] = one.cuts.reads, found[6] = one.cuts.marks;
-  found[7] = int64_t(one.cuts.behind[0]), found[8] = int64_t(one.cuts.behind[1]);
+  const int64_t words[] = {int64_t(sketch.exact), int64_t(sketch.shape), sketch.calls, sketch.entries, sketch.bytes,
+                           sketch.inputs, one.cuts.reads, one.cuts.marks, int64_t(one.cuts.behind[0]),
+                           int64_t(one.cuts.behind[1])};
+  std::copy(std::begin(words), std::end(words), found);
   one.cuts.hear(sketch, is_read);
 }
 

@@ -17,7 +17,7 @@ void Sketch::add(const Overload& overload, const torch::jit::Stack& stack) {
 }
 
 void Sketch::begin_call(const Overload& overload) {
-  calls++, longest_ = 1;
+  calls++, entries++, longest_ = 1;
   mix_both(reinterpret_cast<uint64_t>(&as_on_path(overload)));
 }
 

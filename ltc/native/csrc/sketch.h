@@ -28,6 +28,7 @@ struct Sketch {
   uint64_t exact = 0;  // of the calls with all extents and whole numbers
   uint64_t shape = 0;  // of the calls alone
   int64_t calls = 0;  // one of lists is one for each of their tensors, a recurrence one for each of its steps
+  int64_t entries = 0;  // as they were made
   int64_t bytes = 0;  // of what they have made
   int64_t inputs = 0;  // tensors of before that they were given
 
