@@ -84,6 +84,11 @@ class DiskCache:
         _touch(folder, name)
         return data
 
+    def has(self, name: str) -> bool:
+        """Return True if there is a file of that name; that it is whole is not looked at."""
+        folder = self._open()
+        return folder is not None and folder.identity(name) is not None
+
     def read_as(self, name: str, parse: Callable[[bytes], Content]) -> Content | None:
         """Return the parsed content; a file that `parse` refuses is removed as damaged."""
         data = self.read(name)

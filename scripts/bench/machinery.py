@@ -42,7 +42,7 @@ class Machine:
 MACHINES = {
     "LTC_RESERVE_CORE=0": Machine("core reservation", ("runtime/core_reservation.py",)),
     "LTC_THREADS=openmp": Machine("thread pool", ("llvm/native/thread_pool.py",)),
-    "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/executable.py",)),
+    "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/host_computation.py",)),
 }
 FIRST_STEP = "LTC_PREFAULT_MB=0"
 WORKLOADS = ("mlp", "mlp_fed", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")

@@ -27,7 +27,7 @@ os.environ["LTC_TIER"] = "native"
 
 import ltc.core.lazy_model as ltm
 from ltc.backends.eager import LOWERING
-from ltc.backends.llvm import backend
+from ltc.backends.llvm import backend, compiling
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.backends.llvm.timed import nest_text
 from ltc.ir import ops
@@ -35,11 +35,11 @@ from ltc.ir.loop_nest import Product
 from ltc.llvm.native.kernel_run import EntryCall, Fault, KernelRun, entry_address
 
 
-def programs_of(workload: str) -> list[backend.LlvmComputation]:
+def programs_of(workload: str) -> list[compiling.LlvmComputation]:
     """(graph, donated) of each program that the second and later steps of a workload run."""
     compiled: dict[int, tuple] = {}
     launched: list[tuple] = []
-    compile, launch = backend.LlvmBackend.compile, backend.LlvmComputation.launch
+    compile, launch = backend.LlvmBackend.compile, compiling.LlvmComputation.launch
 
     def remembered(self, graph, device, donated):
         computation = compile(self, graph, device, donated)
@@ -50,14 +50,14 @@ def programs_of(workload: str) -> list[backend.LlvmComputation]:
         launched.append(compiled[id(self)])
         return launch(self, buffers, scalars)
 
-    backend.LlvmBackend.compile, backend.LlvmComputation.launch = remembered, counted
+    backend.LlvmBackend.compile, compiling.LlvmComputation.launch = remembered, counted
     build = getattr(workloads, workload, None) or getattr(more_workloads, workload)
     step = build(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
     for _ in range(3):
         step().item()
     launched.clear()
     step().item()
-    backend.LlvmBackend.compile, backend.LlvmComputation.launch = compile, launch
+    backend.LlvmBackend.compile, compiling.LlvmComputation.launch = compile, launch
     return launched
 
 
@@ -119,7 +119,7 @@ def buffer_of(node) -> torch.Tensor:
 
 def timed_kernels(graph, donated) -> tuple[list[Timed], int]:
     """(kernels of one program, how many nodes have none)"""
-    steps = planned_steps(backend.prepared(graph), donated)
+    steps = planned_steps(compiling.prepared(graph), donated)
     buffers: dict = {}
     result = []
     for step in steps:

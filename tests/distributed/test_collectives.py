@@ -14,7 +14,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.aten.call import Numbering
 from ltc.aten.expansion import expand
-from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.compiling import prepared
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.core import functions
 from ltc.debug import metrics

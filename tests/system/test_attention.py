@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm import backend
+from ltc.backends.llvm import compiling
 from ltc.debug import metrics
 
 pytestmark = pytest.mark.also_native
@@ -128,8 +128,8 @@ def test_operands_that_are_slices_of_one_product(device):
 
 def test_training_attention_runs_without_python_and_keeps_no_scores(monkeypatch):
     monkeypatch.setenv("LTC_BACKEND", "llvm")
-    plans, plan_of = [], backend.plan_of
-    monkeypatch.setattr(backend, "plan_of", lambda *a: plans.append(plan_of(*a)) or plans[-1])
+    plans, plan_of = [], compiling.plan_of
+    monkeypatch.setattr(compiling, "plan_of", lambda *a: plans.append(plan_of(*a)) or plans[-1])
     x = torch.randn(1, 2, 2001, 8, device="ltc", requires_grad=True)
 
     def step():

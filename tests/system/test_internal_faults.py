@@ -13,7 +13,7 @@ from ltc import config, errors
 from ltc.aten import registry
 from ltc.backends.capabilities import BackendCapabilities
 from ltc.backends.interpreter import interpreted
-from ltc.backends.llvm import backend as llvm_backend
+from ltc.backends.llvm import compiling
 from ltc.debug import metrics
 from ltc.device.evidence import new_programs
 from ltc.device.recording.fast_path import build_kernel
@@ -93,8 +93,8 @@ def in_a_common_pass(monkeypatch):
 
 
 def in_a_pass_of_the_backend(monkeypatch):
-    passes = (*llvm_backend.PASSES, Pass("failing", failing, "a test"))
-    monkeypatch.setattr(llvm_backend, "PASSES", passes)
+    passes = (*compiling.PASSES, Pass("failing", failing, "a test"))
+    monkeypatch.setattr(compiling, "PASSES", passes)
 
 
 def in_the_emitter(monkeypatch):
@@ -102,7 +102,7 @@ def in_the_emitter(monkeypatch):
 
 
 def in_the_plan(monkeypatch):
-    monkeypatch.setattr(llvm_backend, "plan_of", failing)
+    monkeypatch.setattr(compiling, "plan_of", failing)
 
 
 PLACES = [in_a_common_pass, in_a_pass_of_the_backend, in_the_emitter, in_the_plan]
@@ -140,7 +140,7 @@ def trained(device: str, steps: int) -> list[torch.Tensor]:
     return [x.cpu() for x in (*kept, *(p.detach() for p in model.parameters()))]
 
 
-EVERY_PASS = [*pipeline.PIPELINE, *llvm_backend.PASSES]
+EVERY_PASS = [*pipeline.PIPELINE, *compiling.PASSES]
 
 
 def with_a_fault(passes: tuple[Pass, ...], name: str) -> tuple[Pass, ...]:
@@ -152,7 +152,7 @@ def test_a_fault_in_each_pass_is_told_or_raised(name, fresh, monkeypatch):
     monkeypatch.setattr(
         pipeline.run, "__defaults__", (with_a_fault(pipeline.run.__defaults__[0], name),)
     )
-    monkeypatch.setattr(llvm_backend, "PASSES", with_a_fault(llvm_backend.PASSES, name))
+    monkeypatch.setattr(compiling, "PASSES", with_a_fault(compiling.PASSES, name))
     told_or_raised(lambda x: x.tanh().sum(1), torch.rand(3, 5))
 
 
@@ -261,7 +261,7 @@ def test_a_program_that_a_fault_left_to_the_reference_fails_as_on_the_cpu(fresh,
 )  # fmt: skip
 def test_what_the_program_or_the_system_is_to_blame_for_is_no_fault(error, fresh, monkeypatch):
     monkeypatch.setitem(_of_ltc, "error", error)
-    monkeypatch.setattr(llvm_backend, "plan_of", _of_ltc["blaming"])
+    monkeypatch.setattr(compiling, "plan_of", _of_ltc["blaming"])
     with config.override(LTC_CHECK=0, LTC_TIER="native"), metrics.counted() as grown:
         y = torch.ones(3, 6, device="ltc").tanh() + 1
         with pytest.raises(Exception, match=r"of this test|out of memory|allocate"):
@@ -276,7 +276,7 @@ def test_what_the_programs_own_code_raises_within_the_compiler_is_no_fault(fresh
     def handler(*arguments):
         raise KeyError("of the program")
 
-    monkeypatch.setattr(llvm_backend, "plan_of", handler)
+    monkeypatch.setattr(compiling, "plan_of", handler)
     with config.override(LTC_CHECK=0, LTC_TIER="native"):
         y = torch.ones(3, 8, device="ltc").tanh() + 1
         with pytest.raises(KeyError, match="of the program"):
@@ -285,7 +285,7 @@ def test_what_the_programs_own_code_raises_within_the_compiler_is_no_fault(fresh
 
 
 def test_a_backend_whose_buffers_are_its_own_raises_the_fault(fresh, monkeypatch):
-    monkeypatch.setattr(llvm_backend, "plan_of", failing)
+    monkeypatch.setattr(compiling, "plan_of", failing)
     monkeypatch.setattr(graph_compiler, "capabilities", lambda: BackendCapabilities())
     with config.override(LTC_CHECK=0, LTC_TIER="native"):
         y = torch.ones(3, 7, device="ltc").tanh() + 1

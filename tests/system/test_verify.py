@@ -15,7 +15,7 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.backends.interface import BackendRegistrar
-from ltc.backends.llvm import backend, plan, schedule
+from ltc.backends.llvm import compiling, plan, schedule
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.debug import metrics
 from ltc.errors import VerificationError
@@ -221,7 +221,7 @@ def test_a_pass_that_changes_a_value_is_named(monkeypatch):
         return graph.with_outputs(more, graph.origins)
 
     monkeypatch.setattr(
-        backend, "PASSES", (*backend.PASSES, Pass("faulty", faulty, "of this test"))
+        compiling, "PASSES", (*compiling.PASSES, Pass("faulty", faulty, "of this test"))
     )
     x = drawn(3, 5)
 

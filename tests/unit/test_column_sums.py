@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.compiling import prepared
 from ltc.backends.llvm.schedule import units_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph

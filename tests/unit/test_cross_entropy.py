@@ -9,7 +9,8 @@ import torch.nn.functional as F
 import ltc.core.lazy_model as ltm
 from ltc.aten.nn.activation import log_softmax, log_softmax_backward
 from ltc.aten.nn.loss import MEAN, nll_loss_backward, nll_loss_forward
-from ltc.backends.llvm.backend import LlvmBackend, prepared
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.compiling import prepared
 from ltc.backends.llvm.schedule import units_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph

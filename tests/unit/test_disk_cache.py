@@ -41,6 +41,8 @@ def test_what_one_process_writes_another_reads(cache):
     cache.write("name", b"data")
     assert DiskCache(cache.folder).read("name") == b"data"
     assert cache.read("other") is None
+    assert cache.has("name") and not cache.has("other")
+    assert not DiskCache(cache.folder / "none").has("name")
 
 
 def test_only_its_user_can_read_or_write_it(cache):

@@ -50,6 +50,25 @@ def test_parts_that_are_not_used_are_not_imported():
     assert said.stdout.decode().strip() == "[]"
 
 
+RUNS_AT_ONCE = """
+import sys, torch, ltc
+x = torch.ones(3).to("ltc")
+assert (x * 2).sum().item() == 6
+print([one for one in ("ltc.backends.llvm.compiling", "ltc.llvm.loops", "llvmlite") if one in sys.modules])
+"""
+
+
+def test_calls_that_run_when_they_are_made_import_nothing_that_compiles():
+    """It takes 0.1 s: half of a small program's first step."""
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUNS_AT_ONCE],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"LTC_TIER": "auto"},
+    )
+    assert said.stdout.decode().strip() == "[]"
+
+
 @pytest.mark.parametrize("name", ltc.__all__)
 def test_public_names_are_there_and_are_kept(name):
     assert getattr(ltc, name) is getattr(ltc, name)

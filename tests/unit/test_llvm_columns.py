@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.backends.llvm import schedule
-from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.compiling import prepared
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph

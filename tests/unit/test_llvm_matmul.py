@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.compiling import prepared
 from ltc.backends.llvm.schedule import units_of
 from ltc.ir import ops
 from ltc.ir.graph import Graph

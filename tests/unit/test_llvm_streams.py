@@ -5,7 +5,8 @@ import torch
 
 from ltc.backends.eager import EagerBackend
 from ltc.backends.llvm import schedule
-from ltc.backends.llvm.backend import LlvmBackend, prepared
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.compiling import prepared
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make

@@ -13,7 +13,7 @@ import pytest
 from ltc.errors import Unsupported
 from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.native import kernel_cache, runner, thread_pool
+from ltc.llvm.native import kernel_cache, runner, system
 from ltc.llvm.native.kernel_run import EntryCall, KernelRun, entry_address
 from ltc.support.process import processors
 
@@ -105,7 +105,7 @@ def run_that_notes_threads(tasks: int) -> KernelRun:
 
 @pytest.fixture
 def two_threads_on_two_processors(monkeypatch):
-    if not thread_pool.is_possible():
+    if not system.has_threads():
         pytest.skip("the system's own team takes no notice")
     monkeypatch.setattr(runner, "thread_count", lambda: 2)
     monkeypatch.setattr(processors, "count", lambda: 2)

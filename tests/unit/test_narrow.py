@@ -3,7 +3,8 @@
 import torch
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm.backend import LlvmBackend, prepared
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.compiling import prepared
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule

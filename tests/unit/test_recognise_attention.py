@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm import backend
+from ltc.backends.llvm import compiling
 from ltc.ir import ops
 from ltc.ir.graph import schedule
 
@@ -17,14 +17,14 @@ from ltc.ir.graph import schedule
 def attentions(monkeypatch):
     """The attention nodes of every graph that is compiled, after the passes."""
     found = []
-    prepared = backend.prepared
+    prepared = compiling.prepared
 
     def remembered(graph):
         result = prepared(graph)
         found.extend(n for n in schedule(*result.outputs) if n.op.kind == "attention")
         return result
 
-    monkeypatch.setattr(backend, "prepared", remembered)
+    monkeypatch.setattr(compiling, "prepared", remembered)
     monkeypatch.setenv("LTC_BACKEND", "llvm")
     return found
 

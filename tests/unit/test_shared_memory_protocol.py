@@ -11,7 +11,7 @@ import pytest
 
 from ltc.llvm.compiler.llvm_binding import _binding
 from ltc.llvm.emit.builder import ATTRIBUTES
-from ltc.llvm.native import shared_counters, thread_pool
+from ltc.llvm.native import shared_counters, system
 from ltc.llvm.ops import one_shot_sync
 from tests.models import shared_memory
 from tests.models.actions import Actions
@@ -19,7 +19,7 @@ from tests.models.interleavings import Broken
 from tests.models.native_text import actions_of
 
 pytestmark = pytest.mark.skipif(
-    not thread_pool.is_possible(), reason="there is no futex here, and no one-shot sum"
+    not system.has_threads(), reason="there is no futex here, and no one-shot sum"
 )
 
 SCENARIOS = {

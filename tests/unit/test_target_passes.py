@@ -6,6 +6,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
+from ltc.backends.llvm import backend, compiling, explain
 from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
@@ -107,8 +108,8 @@ def test_a_product_of_few_elements_is_a_sum_of_products(m, k, n, turned):
     a = torch.randint(-9, 9, x.shape).float()  # every order of these additions is exact
     b = torch.randint(-9, 9, y.shape).float()
     expected = (a.T if turned else a) @ b
-    for backend in (EagerBackend(), LlvmBackend()):
-        (found,) = backend.compile(changed, 0, frozenset()).launch([a, b], [])
+    for one in (EagerBackend(), LlvmBackend()):
+        (found,) = one.compile(changed, 0, frozenset()).launch([a, b], [])
         assert torch.equal(found, expected)
 
 
@@ -117,6 +118,10 @@ def test_a_product_of_many_elements_or_a_short_or_prime_sum_stays_whole(m, k, n)
     x, y = given(m, k), given(k, n, index=1)
     graph = Graph((x, y), (), (make(ops.MATMUL, x, y),))
     assert split_reductions(graph).outputs == graph.outputs
+
+
+def test_stages_are_named_before_anything_that_compiles_is_imported():
+    assert (*[one.name for one in compiling.PASSES], *explain.AFTER_PASSES) == backend.STAGES
 
 
 @st.composite

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from ltc.llvm.native import thread_pool
+from ltc.llvm.native import system, thread_pool
 from tests.models import thread_pool as pool_model
 from tests.models.actions import Actions
 from tests.models.interleavings import Broken, Machine
 from tests.models.native_text import actions_of
 
-pytestmark = pytest.mark.skipif(not thread_pool.is_possible(), reason="there is no pool here")
+pytestmark = pytest.mark.skipif(not system.has_threads(), reason="there is no pool here")
 
 A, B, ONE = ("a", 2), ("b", 2), ("a", 1)  # launches: name, tasks
 NOTHING_OLD = ()  # where the number of threads makes old values too many to try

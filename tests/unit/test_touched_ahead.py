@@ -10,7 +10,8 @@ import torch
 
 from ltc.backends.host_memory import madvise
 from ltc.backends.llvm import output_pool
-from ltc.backends.llvm.executable import LlvmComputation, TouchedAhead
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.host_computation import TouchedAhead
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool
 
 pytestmark = pytest.mark.skipif(
@@ -104,7 +105,7 @@ def test_a_forked_process_goes_on_with_a_thread_of_its_own():
 def test_what_is_moved_to_a_device_is_expected(monkeypatch):
     expected = []
     monkeypatch.setattr(
-        "ltc.backends.llvm.executable._touched_ahead.expect", expected.append, raising=True
+        "ltc.backends.llvm.host_computation._touched_ahead.expect", expected.append, raising=True
     )
     weight, labels = torch.ones(1024, 1024), torch.ones(1024, 1024, dtype=torch.int64)
     assert torch.equal(LlvmComputation.upload(weight, 0), weight)

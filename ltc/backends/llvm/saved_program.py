@@ -8,16 +8,11 @@ changed source of ltc changes every name, so that nothing old is read (`program_
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-import platform
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import torch
-
-from ltc import config
 from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.plan import (
     FailedCheck,
@@ -27,6 +22,7 @@ from ltc.backends.llvm.plan import (
     ProgramPlan,
     ReferenceCall,
 )
+from ltc.backends.llvm.program_name import program_name
 from ltc.backends.llvm.resizable import ResizableProgram
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
@@ -36,23 +32,8 @@ from ltc.support.disk_cache import disk_cache
 from ltc.support.sizes.as_json import dumped, fill_trace, loaded, record_of_trace
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
-from ltc.support.version import source_digest
 
 OriginOf = Callable[[int], Origin]
-
-
-def program_name(key: str) -> str:
-    """Return the name of a program's record.
-
-    Args:
-        key: The key of the computation; ltc's, torch's, the machine's and the settings' are added
-            here.
-    """
-    parts = (
-        key, source_digest(), torch.__version__, platform.python_version(),
-        config.compiled_settings(), llvm_binding.name_of(""),
-    )  # fmt: skip
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def keep(key: str, plan: ProgramPlan) -> None:

@@ -7,7 +7,6 @@ each becomes a buffer as a program would have made it, and the next recording be
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from threading import get_ident
@@ -19,11 +18,19 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.backends.interpreter.view_chains import shown, viewed, write_through
-from ltc.backends.kernel_call import ALONE, is_alone
+from ltc.backends.kernel_call import ALONE
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.evidence.hints import End, hears_reads, iteration_ended
 from ltc.device.immediate import call_runs
 from ltc.device.immediate.computed import FEW, computed
+from ltc.device.immediate.memory import (
+    buffer_before,
+    buffer_of,
+    end_views,
+    fills_its_memory,
+    lies_in,
+    tensor_of,
+)
 from ltc.device.immediate.notes import NO_NUMBERS, UNNOTED, FollowedPart, Notes, written_key
 from ltc.device.immediate.permission import is_forced
 from ltc.device.policy import UNNOTED_CALLS, Begin
@@ -34,11 +41,10 @@ from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden, requ
 from ltc.native.core import CORE, Counted, Summed
 from ltc.runtime import backend_errors
 from ltc.runtime.background import core_build_behind
-from ltc.runtime.buffer import Buffer, input_key
+from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.support.observation import metrics, spans
 from ltc.support.observation.often import Often
-from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 from ltc.support.torch_private import plain_functions, storage_identity, storage_use_count
 
 STEPS = Often((), (), ("ImmediateSteps", "ImmediateCalls"))
@@ -443,7 +449,7 @@ class ImmediateSession:
             others: Operands that are read meanwhile: none may lie there.
         """
         if state.views is None:
-            if not self.owns(state.buffer) or not _fills_its_memory(state.value.tensor):
+            if not self.owns(state.buffer) or not fills_its_memory(state.value.tensor):
                 return False
             state.buffer = None
             return True
@@ -453,14 +459,14 @@ class ImmediateSession:
             return False
         storage = whole.tensor.untyped_storage()
         memory = storage_identity(storage)
-        if storage.nbytes() != whole.tensor.nbytes or not _lies_in(memory, value):
+        if storage.nbytes() != whole.tensor.nbytes or not lies_in(memory, value):
             return False
         views = [view for view in base.living_views() if view.value is not None]
-        inside = [view for view in views if _lies_in(memory, view.value)]
+        inside = [view for view in views if lies_in(memory, view.value)]
         tensors = {id(view.value.tensor) for view in inside} | {id(whole.tensor)}
         if storage_use_count(memory) != ALONE + len(tensors) - 1:
             return False
-        if any([_lies_in(memory, one) for one in others if _tensor_of(one) is not value.tensor]):
+        if any([lies_in(memory, one) for one in others if tensor_of(one) is not value.tensor]):
             return False
         for view in views:
             if view not in inside:
@@ -531,7 +537,7 @@ class ImmediateSession:
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]
         mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
         with plain_functions():
-            self._end_views(states, mine)
+            end_views(states, mine)
             left = [state for state in mine if state.base is None and state.value is not None]
             for state in left:
                 self._settle(state)
@@ -542,69 +548,14 @@ class ImmediateSession:
             )
         )
 
-    def _end_views(self, states: list[Any], mine: list[Any]) -> None:
-        """Derive views again from their bases; a view alone on its base becomes a tensor of its
-        own.
-
-        So memory that no other tensor uses is freed.
-
-        Args:
-            mine: The states among them that have a value here.
-        """
-        views = [state for state in mine if state.base is not None]
-        if not views:
-            return
-        of_base = Counter([id(view.base) for view in views])
-        held = Counter(of_base)
-        held.update(map(id, states))
-        held.update(map(id, mine))
-        bases = list({id(view.base): view.base for view in views}.values())
-        only_viewed = {
-            id(base): base
-            for base, count in zip(bases, reference_counts(bases))
-            if count == IN_ONE_LIST + held[id(base)] and of_base[id(base)] == 1
-        }
-        for view in views:
-            base = only_viewed.get(id(view.base))
-            if base is None or base.buffer is not None or hasattr(base, "number"):
-                view.value = None
-            else:
-                view.leave_base()
-                base.value = None
-
     def _settle(self, state: Any) -> None:
         if state.buffer is None:
-            state.buffer = self._buffer_before(state.value) or buffer_of(state.value, self._device)
+            state.buffer = buffer_before(state.value, self._owns_inputs) or buffer_of(
+                state.value, self._device
+            )
         state.value = None
         if state.views is not None:
             state.forget_ended_views()
-
-    def _buffer_before(self, value: CallResult) -> Buffer | None:
-        """The buffer that the value is in, where all that was done was to write into its memory."""
-        buffer: Buffer | None = getattr(value, "buffer", None)
-        value.buffer = None  # one tensor's at most
-        if buffer is None or not self._owns_inputs or buffer.handle is not value.tensor:
-            return None
-        return None if buffer.shared or buffer.failure() is not None else buffer
-
-
-def buffer_of(value: CallResult, device: int) -> Buffer:
-    """Return a new buffer of a computed value, whose memory it takes where nothing else lies there."""
-    x = value.tensor
-    if x.is_neg() or not _fills_its_memory(x):
-        with PlainDispatch():
-            x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
-    return Buffer(input_key(value.shape, value.dtype), device, x)
-
-
-def _lies_in(memory: int, value: Any) -> bool:
-    """Return True if a computed value, or a tensor, lies in that memory."""
-    x = _tensor_of(value)
-    return isinstance(x, torch.Tensor) and storage_identity(x.untyped_storage()) == memory
-
-
-def _tensor_of(value: Any) -> Any:
-    return getattr(value, "tensor", value)
 
 
 def _end_where_settings_ask() -> None:
@@ -634,8 +585,3 @@ def _hear_of_reads() -> None:
 config.call_after_override(_end_where_settings_ask)
 call_before_blocks(_hear_of_reads)
 spans.call_before_profiles(_go_the_thorough_way)
-
-
-def _fills_its_memory(x: torch.Tensor) -> bool:
-    """Return True if it is contiguous, and neither another tensor nor anything else lies in its memory."""
-    return is_alone(x) and x.untyped_storage().nbytes() == x.nbytes and x.is_contiguous()

@@ -23,7 +23,8 @@ from ltc.device.evidence.cuts_explained import (
 from ltc.device.evidence.forks_explained import value_text
 from ltc.device.evidence.hints import End, iteration_ended, launching
 from ltc.device.evidence.transitions import show_left
-from ltc.device.immediate.immediate_session import ImmediateSession, buffer_of
+from ltc.device.immediate.immediate_session import ImmediateSession
+from ltc.device.immediate.memory import buffer_of
 from ltc.device.immediate.notes import FollowedPart
 from ltc.device.immediate.permission import is_forced
 from ltc.device.policy import Begin

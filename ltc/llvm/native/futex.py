@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 
 from ltc.llvm.native.named_blocks import NamedBlocks
+from ltc.llvm.native.system import FUTEX
 
 # What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake;
 # and the same of a word that several processes share, where a wait ends after a time.
 CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129, "WAIT_SHARED": 0, "WAKE_SHARED": 1}
-NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -76,7 +76,7 @@ def wake_shared(f: NamedBlocks, word: str, threads: int) -> None:
 def _system_call(
     f: NamedBlocks, word: str, request: str, value: str, time: str = "null", mask: int = 0
 ) -> None:
-    number = NUMBERS[platform.machine()]
+    number = FUTEX[platform.machine()]
     call = f"ptr {word}, i64 {CALLS[request]}, {value}, ptr {time}, ptr null, i64 {mask}"
     f.let(f"answer.{request.lower()}", f"call i64 (i64, ...) @syscall(i64 {number}, {call})")
 

@@ -16,7 +16,7 @@ from ltc import config
 from ltc.errors import Unsupported
 from ltc.llvm.compiler import llvm_binding, symbols
 from ltc.llvm.emit.builder import ATTRIBUTES
-from ltc.llvm.native import futex, thread_pool
+from ltc.llvm.native import futex, system, thread_pool
 from ltc.support.process import processors
 
 # A run is nine words: how many kernels and their records, how many arguments and for each a
@@ -217,7 +217,7 @@ def _threads() -> str:
             "LTC_THREADS=openmp needs OpenMP's threads, but this process has loaded no library with "
             "GOMP_parallel. Set LTC_THREADS to pool or to one."
         )
-    if asked == "pool" and not thread_pool.is_possible():
+    if asked == "pool" and not system.has_threads():
         return "openmp" if has_openmp else "one"
     return asked
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import ATTRIBUTES
 from ltc.llvm.native import futex
 from ltc.llvm.native.named_blocks import NamedBlocks
+from ltc.llvm.native.system import has_futex
 
 SPINS = 1000  # looks of a wait before it sleeps: about 15 us, some times what a message takes
 _FUNCTIONS = ("counter.load", "counter.store", "counter.wait")
@@ -66,10 +65,6 @@ def _wait() -> str:
     f.block("end")
     f.give(f"i64 {seen}")
     return f.text()
-
-
-def has_futex() -> bool:
-    return sys.platform.startswith("linux") and platform.machine() in futex.NUMBERS
 
 
 def text() -> str:

@@ -17,11 +17,6 @@ needs their processor would take it amid a task, and the launch would wait for t
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import platform
-import sys
-
 from ltc.llvm.native import futex
 from ltc.llvm.native.futex import filled
 from ltc.llvm.native.named_blocks import NamedBlocks
@@ -349,17 +344,6 @@ def _forget() -> str:
 
 def _line(f: NamedBlocks, member: str) -> str:
     return f.let("line", f"getelementptr [8 x i64], ptr @pool.lines, i64 {member}")
-
-
-@functools.cache
-def is_possible() -> bool:
-    """Return True if this system has all that the pool needs."""
-    if not sys.platform.startswith("linux") or platform.machine() not in futex.NUMBERS:
-        return False
-    names = (
-        "pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime",
-    )  # fmt: skip
-    return all(hasattr(ctypes.CDLL(None), name) for name in names)
 
 
 def text() -> str:

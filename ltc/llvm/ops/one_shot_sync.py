@@ -20,8 +20,9 @@ from ltc.ir.node import Node
 from ltc.ir.one_shot import HEAD_BYTES
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.native import futex, thread_pool
+from ltc.llvm.native import futex
 from ltc.llvm.native.kernel_run import Fault
+from ltc.llvm.native.system import FUTEX
 
 NUMBER, TAG, COUNTER, OWN, MEMBERS = range(5)  # places among the words
 SPINS = 1000  # looks at a counter before the wait goes on in Python: about 15 us
@@ -36,11 +37,6 @@ class Words:
 
 def word_count(start: Node) -> int:
     return MEMBERS + 2 * start.attr("collective").sharers
-
-
-def is_possible() -> bool:
-    """Return True if this machine has all that the kernels need."""
-    return thread_pool.is_possible()
 
 
 _PUBLISH = """
@@ -113,7 +109,7 @@ def publish_codes(product: Product) -> list[KernelCode]:
     text = _filled(
         _PUBLISH,
         entry_text("kernel", 2),
-        FUTEX=futex.NUMBERS[platform.machine()],
+        FUTEX=FUTEX[platform.machine()],
         HEAD=HEAD_BYTES,
     )
     return [KernelCode(text, (Words(product.node), product.node), 1)]

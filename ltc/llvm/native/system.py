@@ -1,0 +1,22 @@
+"""What kernels ask of the system: that a thread can wait for another, and be woken."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+
+# The number of the system call futex.
+FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
+_FUNCTIONS = ("pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime")
+
+
+def has_futex() -> bool:
+    return sys.platform.startswith("linux") and platform.machine() in FUTEX
+
+
+@functools.cache
+def has_threads() -> bool:
+    """Return True if this system has all that a pool of threads needs, and sums over replicas."""
+    return has_futex() and all(hasattr(ctypes.CDLL(None), name) for name in _FUNCTIONS)
