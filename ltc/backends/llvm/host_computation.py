@@ -72,7 +72,7 @@ _touched_ahead = TouchedAhead(pool)
 
 
 class HostComputation:
-    """What all programs on this machine's CPU do alike; see `Computation` in backends/interface.py."""
+    """The common part of all programs on this machine's CPU: the `Computation` of backends/interface.py."""
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What kernels ask of the system: that a thread can wait for another, and be woken."""
+"""The calls of the system by which a thread waits for another, and wakes it."""
 
 from __future__ import annotations
 
