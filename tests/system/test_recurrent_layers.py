@@ -15,6 +15,8 @@ from ltc.device.recording.recorder import device_at
 from ltc.llvm.ops import dispatch
 from ltc.llvm.recurrence.recurrence_codes import recurrence_codes
 from ltc.native.core import CORE
+from ltc.runtime.background import compile_behind
+from tests.recorders import process_of_one_device
 
 pytestmark = pytest.mark.also_native
 
@@ -413,3 +415,17 @@ def test_each_step_of_a_recurrence_counts_as_a_call_of_the_core(monkeypatch):
             layer(x)
             ltm.mark_step()
     assert max(counted) >= 256
+
+
+@pytest.mark.skipif(CORE is None, reason="without the core every path of some calls gets a program")
+def test_a_recurrence_alone_gets_its_program(quick_calls):
+    """It is a call, of as many steps as are worth it."""
+    layer, x = nn.GRU(4, 8).to("ltc"), torch.randn(256, 2, 4).to("ltc")
+    with process_of_one_device(LTC_TIER="auto"), torch.no_grad():
+        for _ in range(10):
+            with metrics.counted() as grown:
+                made, _ = layer(x)
+                ltm.mark_step(wait=True)
+            compile_behind.wait()
+        assert grown["ExecuteTime"] == 1 and not grown["ImmediateSteps"]
+    torch.testing.assert_close(made.cpu(), layer.cpu()(x.cpu())[0].detach())

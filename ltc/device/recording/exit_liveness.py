@@ -30,6 +30,7 @@ from ltc.device.symbolic.ending import (
 )
 from ltc.device.symbolic.path_selection import note_path
 from ltc.device.user_line import told_of_lack, user_line
+from ltc.native.core import Summed
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import ProgramBinding, known_program, program_for
 from ltc.runtime.dump import save_graph
@@ -389,7 +390,7 @@ def end_immediate(recorder: Recorder) -> None:
         summed = session.sketched()
         leaf = session.notes.last
         if leaf is not recorder.root:
-            _end_notes(recorder, session, leaf)
+            _end_notes(recorder, session, leaf, summed)
             if summed.calls:
                 recorder.sketches.noted(summed.exact, summed.shape, leaf)
     session.end()
@@ -443,7 +444,7 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     return entry
 
 
-def _end_notes(recorder: Recorder, session: Any, leaf: Any) -> None:
+def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> None:
     path, behind = leaf.ended_path, recorder.ended.ended_path
     is_new = path.returns < 0
     joined = note_path(recorder, leaf) if path.returns < 0 else None
@@ -453,9 +454,8 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any) -> None:
         give_up_if_refused(leaf.of[0])
     joins = joined is not None
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
-    inputs = len(session.notes.inputs)
     followed = session.depth if joined is not None or leaf.of is not None else 0
-    weight = recorder.policy.weight(session.path_calls, leaf.size, inputs, followed)
+    weight = recorder.policy.weight(*_measures(session, leaf, summed), followed)
     if is_new and recorder.policy.sketches:
         path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
     if not recorder.policy.noted(path, behind, weight, reads, joins):
@@ -469,6 +469,17 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any) -> None:
     else:
         program = _KeptProgram(_asked(recorder, leaf, outputs, replaced))
     recorder.policy.asked(path, program)
+
+
+def _measures(session: Any, leaf: Any, summed: Summed) -> tuple[int, int, int]:
+    """Return the calls, the bytes and the inputs of a noted path.
+
+    As the core has summed them up, which is how the policy knows the path, and counts the steps of a
+    recurrence; without it as they were noted.
+    """
+    if summed.calls:
+        return summed.calls, summed.nbytes, summed.inputs
+    return session.path_calls, leaf.size, len(session.notes.inputs)
 
 
 def _asked(
