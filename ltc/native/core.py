@@ -82,7 +82,7 @@ class Core:
             library.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
         )
         self.passes_cut = _function(library.ltc_passes_cut, flag, pointer, flag)
-        self.settle = _function(library.ltc_settle, None, pointer, flag, flag)
+        self.settle = _function(library.ltc_settle, None, pointer, flag, count, flag)
         self.note_trained = _function(library.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
         self.learned = _function(library.ltc_learned, pointer, pointer)

@@ -33,7 +33,7 @@ from ltc.device.immediate.memory import (
 )
 from ltc.device.immediate.notes import NO_NUMBERS, UNNOTED, FollowedPart, Notes, written_key
 from ltc.device.immediate.permission import is_forced
-from ltc.device.policy import UNNOTED_CALLS, Begin
+from ltc.device.policy import SHORT_PATHS, UNNOTED_CALLS, Begin
 from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.timed_calls import note_call
 from ltc.device.user_line import user_line
@@ -356,7 +356,7 @@ class ImmediateSession:
         """The end that the policy hears of now may be passed from now on; or else, no end may."""
         if CORE is not None:
             _, reads_pass = self._unheard_reads()
-            CORE.settle(self._in_core, is_settled, reads_pass)
+            CORE.settle(self._in_core, is_settled, SHORT_PATHS, reads_pass)
 
     def has_calls_since_cut(self, is_read: bool) -> bool:
         """Return True if the present recording has calls.

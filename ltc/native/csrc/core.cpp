@@ -217,10 +217,11 @@ int64_t ltc_calls_of_step(void* session, int64_t since) {
 // The recording may end here, and the next one begin: Python need not ask the policy.
 bool ltc_passes_cut(void* session, bool is_read) { return static_cast<ltc::Session*>(session)->passes_cut(is_read); }
 
-// What Python heard of last is settled; or else nothing is.
-void ltc_settle(void* session, bool is_settled, bool reads_pass) {
+// What Python heard of last is settled, or else nothing is; so many in a row may be passed.
+void ltc_settle(void* session, bool is_settled, int64_t most, bool reads_pass) {
   auto& one = *static_cast<ltc::Session*>(session);
   one.cuts.settle(is_settled);
+  one.cuts.most = most;
   one.reads_pass = reads_pass;
 }
 

@@ -19,13 +19,13 @@ struct SettledCuts {
   // Python hears of an end. Settle it where `is_settled`; else forget all: what comes next may be noted.
   void hear(const Sketch& sketch, bool is_read);
   void settle(bool is_settled);
+  int64_t most = 0;  // that are passed in a row
 
   uint64_t behind[2] = {};  // the sums, `exact` and `shape`, of the recording before this one
   int64_t reads = 0, marks = 0;  // that were passed since Python last heard
   int64_t passed = 0, passed_at = 0;  // how many since Python counted calls, and at which of these the last
 
  private:
-  static const int64_t MOST = 8;  // in a row: as many short reads are worth a change
   static const size_t MOST_KNOWN = 4096;
   uint64_t sum_of(const Sketch& sketch, bool is_read) const;
   uint64_t heard_ = 0;

@@ -72,7 +72,7 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 // --- ends of recordings
 
 bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
-  if (reads + marks >= MOST || !known_.count(sum_of(sketch, is_read))) return false;
+  if (reads + marks >= most || !known_.count(sum_of(sketch, is_read))) return false;
   (is_read ? reads : marks)++;
   passed++, passed_at = calls;
   behind[0] = sketch.exact, behind[1] = sketch.shape;
