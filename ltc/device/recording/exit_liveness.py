@@ -455,7 +455,9 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> N
     joins = joined is not None
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
     followed = session.depth if joined is not None or leaf.of is not None else 0
-    weight = recorder.policy.weight(*_measures(session, leaf, summed), followed)
+    calls = max(session.path_calls, summed.calls)  # the core counts the steps of a recurrence
+    inputs = len(session.notes.inputs)
+    weight = recorder.policy.weight(calls, leaf.size, inputs, followed)
     if is_new and recorder.policy.sketches:
         path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
     if not recorder.policy.noted(path, behind, weight, reads, joins):
@@ -469,17 +471,6 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> N
     else:
         program = _KeptProgram(_asked(recorder, leaf, outputs, replaced))
     recorder.policy.asked(path, program)
-
-
-def _measures(session: Any, leaf: Any, summed: Summed) -> tuple[int, int, int]:
-    """Return the calls, the bytes and the inputs of a noted path.
-
-    As the core has summed them up, which is how the policy knows the path, and counts the steps of a
-    recurrence; without it as they were noted.
-    """
-    if summed.calls:
-        return summed.calls, summed.nbytes, summed.inputs
-    return session.path_calls, leaf.size, len(session.notes.inputs)
 
 
 def _asked(
