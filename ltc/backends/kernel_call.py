@@ -248,7 +248,12 @@ def takes_any_strides(name: str) -> bool:
     Values appear contiguous, whatever views made them, and some kernels rely on it.  The kernels that
     are named here read every stride as well and as quickly.
     """
-    return _base(name).removeprefix("_foreach_") in _TAKES_ANY_STRIDES
+    return _base(name) in _TAKES_ANY_STRIDES
+
+
+def takes_memory_as_it_lies(name: str) -> bool:
+    """Return True if the kernel goes through the memory of all operands alike, whatever their strides."""
+    return _base(name) in _OPTIMIZERS
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ltc.aten.wide_sums import adds_in_16_bits
+from ltc.backends.kernel_call import takes_memory_as_it_lies
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.call_observer import watching
 from ltc.device.immediate.computed import computed
@@ -76,6 +77,7 @@ class CoreRule(enum.IntFlag):
     COPIES = 128
     ATTENTION = 256
     ADAM = 512
+    AS_IT_LIES = 1024
 
 
 # Copies that the core makes by itself, though Python has kernels of its own for them.
@@ -106,6 +108,7 @@ def _rule(name: str) -> int:
         CoreRule.IS_EXPAND: name == "aten::expand",
         CoreRule.ATTENTION: name in ("ltc::attention", "ltc::attention_gradient"),
         CoreRule.ADAM: name == "ltc::adam_",
+        CoreRule.AS_IT_LIES: takes_memory_as_it_lies(name),
     }
     return sum(fact for fact, holds in facts.items() if holds)
 

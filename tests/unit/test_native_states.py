@@ -6,10 +6,11 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.policy import Policy
+from ltc.device.policy import LAUNCH_CALLS, Policy
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import state_of
 from ltc.device.torch_device import storage_of
+from ltc.errors import NotFinite
 from ltc.native.core import CORE
 from ltc.runtime.background import compile_behind
 from tests.recorders import process_of_one_device
@@ -359,3 +360,70 @@ def test_a_long_path_among_short_ones_gets_its_program(quick_calls, heard):
         for _ in range(150):
             expected = (expected + 0.5).tanh()
         torch.testing.assert_close(y.cpu(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_long_path_is_heard_of_however_short_the_one_behind_it(quick_calls, monkeypatch):
+    """Each comes behind the other, and the short one behind the long one changes nothing."""
+    weights, tell = [], Policy.sketched
+    monkeypatch.setattr(Policy, "sketched", lambda *given: weights.append(given[3]) or tell(*given))
+    x = torch.linspace(-1, 1, 8).to("ltc")
+    with process_of_one_device(LTC_TIER="auto"):
+        for number in range(100):
+            _ = x * number
+            ltm.mark_step()
+            y = x * number
+            for _ in range(60):
+                y = (y + 0.5).tanh()
+            del y  # nothing lives on: there is no program to ask for
+            ltm.mark_step()
+    assert len([one for one in weights if one > LAUNCH_CALLS]) >= 60
+
+
+def test_copies_to_the_cpu_end_no_step(quick_calls, heard):
+    weight = torch.ones(3).to("ltc").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    with process_of_one_device(LTC_TIER="auto"):
+        before = metrics.counter_value("ImmediateSteps") or 0
+        for number in range(100):
+            loss = trained_once(weight, optimizer)
+            ltm.mark_step()
+            assert loss.cpu().item() == pytest.approx(3 * 0.98 ** (2 * number), rel=1e-4)
+            assert weight.detach().cpu().tolist() == pytest.approx([0.98 ** (number + 1)] * 3)
+        assert metrics.counter_value("ImmediateSteps") - before == 100
+    assert len(heard) < 50
+
+
+def test_a_setting_of_the_environment_is_heeded_at_the_next_mark(quick_calls, monkeypatch):
+    weight = torch.ones(3).to("ltc").requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    with process_of_one_device(LTC_TIER="auto"):
+        for _ in range(40):
+            trained_once(weight, optimizer)
+            ltm.mark_step()
+        monkeypatch.setenv("LTC_DEBUG_NANS", "1")
+        trained_once(weight, optimizer)
+        ltm.mark_step()
+        with pytest.raises(NotFinite):
+            _ = torch.log(weight.detach() - 2).sum() * 2
+            ltm.mark_step(wait=True)
+
+
+LISTS = {
+    "expanded": lambda a: torch._foreach_mul_([a], [a[0:1].expand(4, 4)]),
+    "transposed": lambda a: torch._foreach_add_([a], [a.t()]),
+    "copied": lambda a: torch._foreach_copy_([a], [a.t()]),
+    "scalars": lambda a: torch._foreach_addcmul_([a, a + 1], [a] * 2, [a] * 2, a[0, ::2]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_operands_of_a_list_that_lie_in_what_is_written_to_are_read_first(name):
+    x = torch.arange(16.0).reshape(4, 4) + 1
+    made = []
+    for tier in ("op_by_op", "native"):
+        with process_of_one_device(LTC_TIER=tier):
+            a = x.to("ltc") * 1
+            LISTS[name](a)
+            ltm.mark_step()
+            made.append(a.cpu())
+    assert torch.equal(*made)

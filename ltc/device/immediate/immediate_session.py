@@ -347,6 +347,8 @@ class ImmediateSession:
         """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
         if not self.is_sketched or (is_read and self.recorder.optimizer_steps):
             return False
+        if not self.recorder.may_run_at_once():  # a setting may have changed in os.environ
+            return False
         if not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
             return False
         self._note_trained()
@@ -369,8 +371,9 @@ class ImmediateSession:
             return self.calls > max(0, self._noted_at)
         counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, FEW, is_read)  # type: ignore[union-attr]
         self._add(counted)
-        self._summed = summed if summed.calls else None
-        return bool(summed.calls)
+        has_calls = bool(summed.calls if counted.passed else since + counted.calls)
+        self._summed = summed if has_calls else None
+        return has_calls
 
     def may_pass(self) -> bool:
         """Return True if a recording may end, and the next one begin, with the values where they are."""

@@ -182,14 +182,12 @@ _POOLED = "call void @pool.launch(ptr %entry, ptr %kernel.arguments, i64 %tasks,
 _ALONE = "call void @tasks(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 0, i64 %tasks)"
 
 _forget: list = []  # what makes the child of a fork begin with no thread but its own
-_forked = [False]
 _stay_away: list = []  # tells the members of the pool, once there is one, to stay away
 
 
 def _after_fork_in_child() -> None:
     for forget in _forget:
         forget()
-    _forked[0] = True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -261,4 +259,4 @@ def leave_processor(until: int) -> None:
 def thread_count() -> int:
     """Return how many threads the kernels of a run may use."""
     # An OpenMP team that only the parent has would be waited for.
-    return 1 if _forked[0] and not _forget else torch.get_num_threads()
+    return 1 if system.is_forked() and not _forget else torch.get_num_threads()

@@ -231,9 +231,9 @@ class Call {
       if (!borrow(tensor)) return false;
       held = held_by(tensor);
     }
-    const bool is_taken = (overload_.rule & ANY_STRIDES) || held->host.is_contiguous();
     if (is_written) {
-      if (!is_taken || !may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
+      const bool is_in_order = !(overload_.rule & AS_IT_LIES) || held->host.is_contiguous();
+      if (!is_in_order || !may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
         why = MEMORY;
         return false;
       }
@@ -241,6 +241,7 @@ class Call {
       host = held->host;
       return true;
     }
+    const bool is_taken = (overload_.rule & ANY_STRIDES) || held->host.is_contiguous();
     host = is_taken ? held->host : held->host.contiguous();
     is_copied_ |= !is_taken;
     return true;
@@ -392,7 +393,9 @@ void CallKernel::run(Session& session, torch::jit::Stack* stack) {
     // where nothing runs, a read is Python's, and so is an upload that may be refused
     if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
   }
-  if (session.sketch.is_on && !session.depth) session.sketch.add(overload, *stack);
+  const bool is_sketched = session.sketch.is_on && !session.depth;
+  if (is_sketched && overload.rule < 0) overload.prepare();
+  if (is_sketched && !is_read(overload, *stack)) session.sketch.add(overload, *stack);  // a read is no call
   if (session.is_entered.load(std::memory_order_relaxed)) {
     Inside inside(session);
     if (run_here(overload, session, stack, why)) return;

@@ -19,6 +19,7 @@ enum Rule : int64_t {
   COPIES = 128,       // it is `_to_copy`, which takes tensors of the CPU's as well
   ATTENTION = 256,    // it is `ltc::attention` or its gradient
   ADAM = 512,         // it is `ltc::adam_`
+  AS_IT_LIES = 1024,  // it goes through the memory of what it writes to, whatever the strides
 };
 
 enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };

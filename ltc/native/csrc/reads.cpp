@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "calls.h"
 #include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
@@ -12,10 +13,22 @@ namespace ltc {
 
 Reads reads_here[2];
 
+namespace {
+
+// A copy is a call, which is inside already; a number is not.
+bool passes_cut(Session& session, bool is_number) {
+  if (session.has_trained || !session.reads_pass) return false;
+  if (!is_number) return session.passes_cut(true);
+  Inside inside(session);
+  return session.passes_cut(true);
+}
+
+}  // namespace
+
 bool may_read_here(const Tensor& value, bool is_number) {
   Session& session = this_thread();
   if (session.calls < session.reads_until) session.read_at = session.calls;
-  else if (session.has_trained || !session.reads_pass || !session.passes_cut(true)) return may_read(value, is_number);
+  else if (!passes_cut(session, is_number)) return may_read(value, is_number);
   reads_here[is_number].count.fetch_add(1, std::memory_order_relaxed);
   reads_here[is_number].bytes.fetch_add(int64_t(value.nbytes()), std::memory_order_relaxed);
   return true;

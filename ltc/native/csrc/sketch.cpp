@@ -92,7 +92,8 @@ void SettledCuts::settle(bool is_settled) {
 }
 
 uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
-  return Sketch::mixed(Sketch::mixed(behind[0], sketch.exact), is_read);
+  const uint64_t first = Sketch::mixed(1, behind[0]);  // else a path behind itself would be 0, and two in turns alike
+  return Sketch::mixed(Sketch::mixed(first, sketch.exact), is_read);
 }
 
 }  // namespace ltc
