@@ -347,7 +347,7 @@ class ImmediateSession:
         """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
         if not self.is_sketched or (is_read and self.recorder.optimizer_steps):
             return False
-        if not self.recorder.may_run_at_once():  # a setting may have changed in os.environ
+        if not self.recorder.may_run_at_once():  # a setting of the environment may be another
             return False
         if not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
             return False
