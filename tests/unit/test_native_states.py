@@ -379,20 +379,6 @@ def test_a_long_path_is_heard_of_however_short_the_one_behind_it(quick_calls, mo
     assert len([one for one in weights if one > LAUNCH_CALLS]) >= 60
 
 
-def test_copies_to_the_cpu_end_no_step(quick_calls, heard):
-    weight = torch.ones(3).to("ltc").requires_grad_()
-    optimizer = torch.optim.SGD([weight], lr=0.01)
-    with process_of_one_device(LTC_TIER="auto"):
-        before = metrics.counter_value("ImmediateSteps") or 0
-        for number in range(100):
-            loss = trained_once(weight, optimizer)
-            ltm.mark_step()
-            assert loss.cpu().item() == pytest.approx(3 * 0.98 ** (2 * number), rel=1e-4)
-            assert weight.detach().cpu().tolist() == pytest.approx([0.98 ** (number + 1)] * 3)
-        assert metrics.counter_value("ImmediateSteps") - before == 100
-    assert len(heard) < 50
-
-
 def test_a_setting_of_the_environment_is_heeded_at_the_next_mark(quick_calls, monkeypatch):
     weight = torch.ones(3).to("ltc").requires_grad_()
     optimizer = torch.optim.SGD([weight], lr=0.01)

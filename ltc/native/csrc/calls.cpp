@@ -393,9 +393,7 @@ void CallKernel::run(Session& session, torch::jit::Stack* stack) {
     // where nothing runs, a read is Python's, and so is an upload that may be refused
     if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
   }
-  const bool is_sketched = session.sketch.is_on && !session.depth;
-  if (is_sketched && overload.rule < 0) overload.prepare();
-  if (is_sketched && !is_read(overload, *stack)) session.sketch.add(overload, *stack);  // a read is no call
+  if (session.sketch.is_on && !session.depth) session.sketch.add(overload, *stack);
   if (session.is_entered.load(std::memory_order_relaxed)) {
     Inside inside(session);
     if (run_here(overload, session, stack, why)) return;
