@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.backends.collective_runner import start, wait
+from ltc.backends.host_buffers import HostBuffers
 from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
 from ltc.backends.plain_dispatch import PlainDispatch
@@ -39,7 +40,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
-from ltc.support.process import machine_memory, processors
+from ltc.support.process import processors
 
 # The reference's calls of torch's reductions and scans: over the dimensions that a node names.
 
@@ -327,7 +328,7 @@ def _writing(compute: Compute, op: Op) -> Compute:
     return lambda *operands: operands[-1].copy_(compute(*operands[:-1]))
 
 
-class EagerComputation:
+class EagerComputation(HostBuffers):
     """A graph as a flat list of steps; its buffers are contiguous CPU tensors."""
 
     def __init__(self, graph: Graph, donated: frozenset[int]) -> None:
@@ -409,19 +410,6 @@ class EagerComputation:
             written = tuple(step.writes for step in tried if step.writes is not None)
             error.overwritten = written  # type: ignore[attr-defined]  # see Computation.launch
             raise
-
-    @staticmethod
-    def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
-        machine_memory.require(tensor.nbytes)
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def download(buffer: torch.Tensor) -> torch.Tensor:
-        return buffer
-
-    @staticmethod
-    def wait(device: int) -> None:
-        """A launch returns when it has finished."""
 
 
 class EagerBackend:

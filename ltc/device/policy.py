@@ -145,7 +145,7 @@ class Policy:
         It is too short for a program, and came behind the same one before; no other is looked for.
         """
         is_known = behind.following is path and path.returns >= 0
-        return is_known and self.calls_are_quick and self._is_short(weight, False) and not (
+        return is_known and self._is_short(weight, is_of_reads=False) and not (
             self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause
         )  # fmt: skip
 

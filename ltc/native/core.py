@@ -111,10 +111,10 @@ class Core:
         self._calls(session, found)
         return Counted._make(found)
 
-    def sketched(self, session: int, is_read: bool = False) -> Summed:
-        """End the sketch of a session's calls; a read ends it, or else a mark."""
+    def sketched(self, session: int) -> Summed:
+        """End the sketch of a session's calls, behind which no other begins."""
         found = _Summed()
-        self._sketched(session, is_read, found)
+        self._sketched(session, False, found)
         return Summed._make(found)
 
     def cut(

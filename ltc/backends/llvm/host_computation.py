@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ltc import config
+from ltc.backends.host_buffers import HostBuffers
 from ltc.backends.host_memory import HUGE_PAGE, madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool, pool
 from ltc.support.process import machine_memory
@@ -71,7 +72,7 @@ class TouchedAhead:
 _touched_ahead = TouchedAhead(pool)
 
 
-class HostComputation:
+class HostComputation(HostBuffers):
     """The common part of all programs on this machine's CPU: the `Computation` of backends/interface.py."""
 
     @staticmethod
@@ -81,14 +82,6 @@ class HostComputation:
             if tensor.is_floating_point():
                 _touched_ahead.expect(nbytes)
         return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def download(buffer: torch.Tensor) -> torch.Tensor:
-        return buffer
-
-    @staticmethod
-    def wait(device: int) -> None:
-        """A launch returns when it has finished."""
 
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         raise NotImplementedError  # of a program

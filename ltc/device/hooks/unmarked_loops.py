@@ -48,11 +48,8 @@ def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:
     """Return the device of the optimizer's first parameter."""
-    for group in optimizer.param_groups:
-        if parameters := group["params"]:
-            device: torch.device = parameters[0].device
-            return device
-    return None
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return next((p.device for p in parameters), None)
 
 
 def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
