@@ -246,7 +246,11 @@ class DiskCache:
 
     def _made_key(self, folder: OwnFolder) -> bytes:
         """Return a new key, or the key of another process that was faster. Raises OSError."""
-        if folder.identity(_KEY) is not None:  # no process writes such a one
+        was_there = folder.identity(_KEY) is not None  # asked before the key is read: one may appear
+        key = self._key_in(folder)
+        if key is not None:
+            return key
+        if was_there:  # no process writes such a one
             self.remove_damaged(_KEY)
         _put_first(folder, secrets.token_bytes(_KEY_BYTES))
         key = self._key_in(folder)

@@ -311,6 +311,24 @@ def test_processes_that_start_together_make_one_key(tmp_path):
     assert [cache.read(str(number)) for number in range(4)] == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_key_made_between_two_looks_is_not_taken_for_damaged(cache, monkeypatch):
+    """Another process makes it after this one has seen that there is none."""
+    cache.folder.mkdir(mode=0o700)
+    made = DiskCache._made_key
+
+    def made_late(self, folder):
+        monkeypatch.undo()
+        DiskCache(cache.folder).write("other", b"of another process")
+        return made(self, folder)
+
+    monkeypatch.setattr(DiskCache, "_made_key", made_late)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.write("name", b"data")
+    later = DiskCache(cache.folder)
+    assert (later.read("name"), later.read("other")) == (b"data", b"of another process")
+
+
 def test_a_damaged_key_is_made_anew(cache):
     cache.write("name", b"data")
     (cache.folder / "key").write_bytes(b"short")
