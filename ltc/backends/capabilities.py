@@ -44,6 +44,7 @@ class ComputationCapabilities(_Capabilities):
         begin: (buffers, scalars): as Computation.launch, but it returns once the device has the work.
             Its outputs may be launched with at once; they may be read once the token says so. None
             of a launch that is over.
+        in_frame: How native code launches it; None where a launch takes Python.
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
@@ -51,6 +52,40 @@ class ComputationCapabilities(_Capabilities):
     timed: TimedLaunches | None = None
     python_calls: int = 0
     begin: Callable[[list[Any], list[Any]], tuple[list[Any], LaunchToken | None]] | None = None
+    in_frame: Callable[[], FrameLaunch | None] | None = None
+
+
+@dataclass(frozen=True)
+class FrameLaunch:
+    """A launch as native code makes it: one call, over words of memory that say where all is.
+
+    First come the addresses of the inputs and of the outputs in new memory, then those of the words
+    themselves, of the constants, 0, and the address of memory to work in. A launch that fails has
+    written over no input.
+
+    Attributes:
+        run, kernels: `run(kernels, words, threads)` launches; it returns -1 if all went well.
+        constants: Their address.
+        frame, block: Bytes of the words, and of the memory to work in.
+        inputs: Position of each input among the launch's buffers.
+        written: The positions of those that the program writes over.
+        made: (shape, dtype) of the outputs in new memory, which are contiguous.
+        outputs: For each output the number of its address.
+        cells: (slot, format, word) of each scalar: `struct` writes it there in that format.
+        threads: Gives the number of threads that a launch uses.
+    """
+
+    run: int
+    kernels: int
+    constants: int
+    frame: int
+    block: int
+    inputs: tuple[int, ...]
+    written: frozenset[int]
+    made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    outputs: tuple[int, ...]
+    cells: tuple[tuple[int, str, int], ...]
+    threads: Callable[[], int]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from ltc.device.recording.signature import (
 )
 from ltc.device.recording.slow_path import is_forced
 from ltc.device.recording.state import State, new_state
-from ltc.device.recording.sync import begin_for_core, passes_read
+from ltc.device.recording.sync import begin_for_core, end_at_read, passes_read
 from ltc.device.recording.tensors import DOWNLOADS, UPLOADS
 from ltc.device.recording.tracks import REFUSED, is_plain
 from ltc.device.torch_device import storage_of
@@ -144,6 +144,11 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
     state.views = None
     del state.value, state.buffer
     return host
+
+
+def _lend_to_walk(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+    walk = device_at(0).recorder().walk
+    return None if walk is None else walk.lend(tensor, number)
 
 
 def _may_look() -> bool:
@@ -330,6 +335,8 @@ def install(core: Core) -> None:
     for name, answer in {
         "rule": _rule,
         "lend": _lend,
+        "lend_to_walk": _lend_to_walk,
+        "end_at_read": end_at_read,
         "may_look": _may_look,
         "look": _look,
         "note_uploads": _note_uploads,

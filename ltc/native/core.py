@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +90,8 @@ class Core:
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
         self.walked = _function(library.ltc_walked, count, pointer)
         self.walk = _function(library.ltc_walk, None, pointer, pointer)
+        self._keep_exit = _function(library.ltc_keep_exit, None, pointer, ctypes.POINTER(count))
+        self.finish = _function(library.ltc_finish, flag, pointer, count)
         self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))
         self.calls_of_step = _function(library.ltc_calls_of_step, count, pointer, count)
         self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
@@ -135,6 +137,10 @@ class Core:
         words = list(found)
         counted, summed = words[:_COUNTED], words[_COUNTED + 1 :]
         return Counted._make(counted), bool(words[_COUNTED]), Summed._make(summed)
+
+    def keep_exit(self, track: int, words: Sequence[int]) -> None:
+        """Let walks along a track end in the core; `words`: see Exit in exits.h."""
+        self._keep_exit(track, (ctypes.c_int64 * len(words))(*words))
 
     def uploads(self) -> list[tuple[float, int, int]]:
         """Return the copies to the device since the last time: moment, nanoseconds and bytes."""

@@ -174,6 +174,11 @@ class Executor:
         """True if nothing waits and nothing runs."""
         return self._running is None and not self._waiting
 
+    @property
+    def is_done(self) -> bool:
+        """True if all that was given is over."""
+        return self.is_idle and not self._on_device
+
     def _in_flight(self) -> int:
         while self._on_device and self._is_oldest_finished():
             self._end_oldest()

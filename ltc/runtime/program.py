@@ -10,7 +10,12 @@ from threading import get_ident
 from typing import Any
 
 from ltc import config
-from ltc.backends.capabilities import ComputationCapabilities, LaunchToken, TimedLaunches
+from ltc.backends.capabilities import (
+    ComputationCapabilities,
+    FrameLaunch,
+    LaunchToken,
+    TimedLaunches,
+)
 from ltc.backends.collective_runner import abort, running_as
 from ltc.explaining import faults
 from ltc.explaining.explanation import Explanation
@@ -28,6 +33,7 @@ from ltc.support.torch_private import is_profiled, record_region
 
 _LAUNCHES = Often((), (("TensorsGraphSize", "value"), ("DeviceLockWait", "time")))
 _RUNS = Often((), (("ExecuteTime", "time"),))
+note_launch, note_run = _LAUNCHES.happened, _RUNS.happened  # (calls, nanoseconds waited); (nanoseconds)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,11 @@ class Program:
         if self.first_runs is not None:
             self.first_runs.ask()
 
+    def in_frame(self) -> FrameLaunch | None:
+        """Return how native code launches what is compiled; None where a launch takes Python."""
+        in_frame = self._chosen()[1].in_frame
+        return None if in_frame is None else in_frame()
+
     def _chosen(self) -> tuple[Any, ComputationCapabilities]:
         """Return the computation to run now, and its capabilities; launches under way keep theirs."""
         if self.first_runs is not None:
@@ -126,7 +137,7 @@ class Program:
         """
         chosen = self._chosen()
         executor = executor_of(device)
-        _LAUNCHES.happened(self.calls, executor.take_waited())
+        note_launch(self.calls, executor.take_waited())
         execution, (sources, dependencies) = Execution(), under_way(inputs)
         outputs, replacing = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
@@ -289,7 +300,7 @@ class _Work:
         for buffer, handle in zip(outputs, results):  # as many: looked at just now
             buffer.handle = handle
         self.program.seconds = elapsed * 1e-9
-        _RUNS.happened(elapsed)
+        note_run(elapsed)
         return token
 
     # --- where not all of it goes well

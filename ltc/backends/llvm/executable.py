@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -14,12 +15,10 @@ import torch
 from ltc import errors
 from ltc.backends import collective_runner
 from ltc.backends.eager import LOWERING
+from ltc.backends.capabilities import FrameLaunch
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm.host_computation import HostComputation
-from ltc.backends.llvm.output_pool import (
-    copied,
-    maker_of,
-)
+from ltc.backends.llvm.output_pool import LARGE_BYTES, copied, maker_of
 from ltc.backends.llvm.plan import (
     ALIAS,
     COPIED,
@@ -39,6 +38,7 @@ from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.own_memory import made_by
 from ltc.backends.reference.torch_call import at_sizes, element
 from ltc.ir import ops
+from ltc.llvm.native import runner
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, EntryCall, KernelRun
 from ltc.support.observation import metrics
@@ -119,7 +119,22 @@ class LlvmComputation(HostComputation):
     @property
     def capabilities(self) -> ComputationCapabilities:
         """Made when asked for: kept, it would hold the computation that holds it."""
-        return ComputationCapabilities(self._aliased_outputs)
+        return ComputationCapabilities(self._aliased_outputs, in_frame=self._in_frame)
+
+    def _in_frame(self) -> FrameLaunch | None:
+        """How native code launches it: kernels alone, whose checks come before they write over inputs."""
+        plan, cells = self.plan, self._cells.formats
+        run = self._runs[0] if len(self._runs) == 1 else None
+        is_plain = not (plan.sums.all or plan.guard or self._made_outputs or self._more_values)
+        if not isinstance(run, _Kernels) or cells is None or not is_plain:
+            return None
+        if self._aliased_outputs or not run.fails_before_it_writes or _has_large(plan):
+            return None
+        return FrameLaunch(
+            runner.address(), run.run.address, self._constants_address, plan.frame, plan.block,
+            plan.positions, frozenset(run.overwrites), plan.made,
+            tuple(value for value, _ in plan.outputs), cells, runner.thread_count,
+        )  # fmt: skip
 
     def words_of(self, run: int, arguments: Any, calls: Any) -> Any:
         """Return the words of a run that hold the addends of these arguments, and these calls'
@@ -249,6 +264,11 @@ class LlvmComputation(HostComputation):
             done.extend(run.overwrites)
 
 
+def _has_large(plan: ProgramPlan) -> bool:
+    """Return True if an output lies in the pool."""
+    return any([prod(shape) * dtype.itemsize >= LARGE_BYTES for shape, dtype in plan.made])
+
+
 def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Positions of outputs that are one value in one place."""
     places: dict[int, list[int]] = {value: [] for value, how in outputs if how == ALIAS}
@@ -274,6 +294,14 @@ class _Kernels:
         """
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
+
+    @property
+    def fails_before_it_writes(self) -> bool:
+        """Return True if no call fails once one has written over an input, or waits for others."""
+        calls = self._calls
+        writing = next((k for k, call in enumerate(calls) if call.overwrites), len(calls))
+        last_check = max((k for k, call in enumerate(calls) if call.check >= 0), default=-1)
+        return last_check < writing and not self._rests
 
     def words_of(self, arguments: Any, calls: Any) -> Any:
         return self.run.words_of(arguments, calls)

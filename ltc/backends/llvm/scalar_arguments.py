@@ -54,6 +54,14 @@ class Cells:
         is_known = len(known) == len(formats)
         self._together = struct.Struct(f"={''.join(known)}") if is_known else None
 
+    @property
+    def formats(self) -> tuple[tuple[int, str, int], ...] | None:
+        """(slot, format, word) of each; None where torch has to write one."""
+        if self._cells and self._together is None:
+            return None
+        words = zip(self._cells, self._words)
+        return tuple([(slot, _FORMATS[dtype][0], word) for (slot, dtype), word in words])
+
     def write(self, memory: memoryview, scalars: Sequence[Any]) -> None:
         """`scalars`: Python numbers or 0-dim CPU tensors, by slot."""
         if not self._cells:

@@ -363,6 +363,16 @@ def launching(recorder: Any, end: Callable[[Any], None]) -> None:
         _watch.launch(recorder, end)
 
 
+def is_sampling() -> bool:
+    """Return True if a sample wants to see the calls of a followed recording when it ends."""
+    return _watch.profile is not None
+
+
+def launched() -> None:
+    """A followed recording has ended in the core."""
+    _watch.launches += 1
+
+
 def is_on() -> bool:
     """Return True if hints are asked for, and this process is the one that prints them."""
     is_on, ordinal = _asked()

@@ -19,6 +19,7 @@ from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new, explain_returned
 from ltc.device.evidence.transitions import show_asked, show_left
 from ltc.device.policy import Begin
+from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
@@ -154,6 +155,8 @@ def end(recorder: Recorder) -> None:
     _settle(recorder, ended, alive, buffers)
     if recorder.last.of is not None:
         leave_to_itself(recorder, recorder.last)
+    if recorder.walked is not None:
+        core_ends.learn(recorder, ended, alive)
     if observer is not None:
         observer.after_end(recorder, ended, alive)
 
@@ -363,7 +366,7 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     if program.is_ready:
         if path.program is None or not path.program.is_kept:
             path.program = _KeptProgram(program)
-        recorder.policy.followed(path, behind, weight, reads)
+        _followed(recorder, weight, recorder.cut_here is not None)
         return
     recorder.policy.left(behind)
     show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
@@ -373,6 +376,25 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         program.ask()
     elif path.program is not None:  # other tensors are alive than in the program that was asked for
         program.ask()
+
+
+def _followed(recorder: Recorder, weight: int, is_read: bool) -> None:
+    """The recording was followed to the end of a path whose program was ready."""
+    path, behind = recorder.last.ended_path, recorder.ended.ended_path
+    recorder.policy.followed(path, behind, weight, _is_of_reads(recorder, is_read))
+
+
+def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
+    """End the calling thread's recording in the core; return False where Python has to end it."""
+    if recorder.walk is None:
+        return False
+
+    def tell_policy(end: core_ends.CoreEnd) -> None:
+        if recorder.optimizer_steps:
+            recorder.policy.trained()
+        _followed(recorder, end.weight, is_read)
+
+    return core_ends.ends_in_core(recorder, tell_policy, is_read)
 
 
 def _is_of_reads(recorder: Recorder, is_read: bool) -> bool:

@@ -102,6 +102,7 @@ class Recorder:
         session: The core's record of the recorder's thread; 0 without a core.
         walk: The core follows this recording; None if Python does.
         learner: Notes what Python follows, for the core; else None.
+        walked: The walk that has come to the end of its track, from where Python goes on; else None.
     """
 
     __slots__ = (
@@ -110,7 +111,7 @@ class Recorder:
         "interrupted", "immediate", "now", "drawn", "optimizer_steps", "steps_since_mark",
         "steps_between_marks", "marked_by", "policy", "begins", "is_left", "unnoted", "sketches",
         "by_shape", "fork_evidence", "cut_by", "cut_here", "ended", "entries", "has_grown",
-        "lock", "draw", "session", "walk", "learner", "decided", "__weakref__",
+        "lock", "draw", "session", "walk", "walked", "learner", "decided", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
@@ -139,6 +140,7 @@ class Recorder:
         self.recordings = 0
         self.session = CORE.session() if CORE is not None and not device.index else 0
         self.walk: Walk | None = None
+        self.walked: Walk | None = None
         self.learner: Learner | None = None
         self.lock = threading.RLock()
         self._plant()
@@ -219,6 +221,7 @@ class Recorder:
         with plain_functions():
             told = torch.ops.ltc_core.end_walk(self.session)
         walk.catch_up(self, told)
+        self.walked = None if walk.is_left_early else walk
         if walk.is_left_early:
             metrics.count("TracksLeft")
             if walk.track.is_to_be_learned_again():
@@ -455,11 +458,7 @@ class Recorder:
     @property
     def nothing_pending(self) -> bool:
         if self.walk is not None and CORE is not None:
-            if not CORE.walked(self.session):
-                return True
-            if self.thread != get_ident():
-                return False
-            self.catch_up()
+            return self.walk.track.entries[CORE.walked(self.session)] is self.root
         return self.last is self.root and self.immediate is None
 
     @property
@@ -489,7 +488,7 @@ class Recorder:
     def restart(self) -> None:
         """Begin a new recording; forget every path where LTC_MAX_RECORDED entries are exceeded."""
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
-        self.immediate = self.now = None
+        self.immediate = self.now = self.walked = None
         self.foreign.clear()
         self.token = self.replica = None
         self.fork_evidence = self.cut_by = self.cut_here = None

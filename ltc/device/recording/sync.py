@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from ltc.aten.call import Call, CallResult
+from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.evidence.cuts_explained import (
     explain_side_exit,
     pending_elsewhere,
@@ -36,7 +37,7 @@ from ltc.device.recording.entries import (
     RunsAtOnce,
     TakesOtherPath,
 )
-from ltc.device.recording.exit_liveness import end, end_immediate, pass_cut
+from ltc.device.recording.exit_liveness import end, end_immediate, ends_in_core, pass_cut
 from ltc.device.recording.recorder import Device, Recorder, devices, devices_in_use
 from ltc.device.recording.state import State
 from ltc.device.shapes.meta import result_types
@@ -336,6 +337,19 @@ def cut_at_read(value: CallResult) -> None:
     iteration_ended(End.READ)
 
 
+def end_at_read(is_number: bool) -> bool:
+    """End the recording that the core follows where a value of it is read, so that the value is there."""
+    held.deliver()
+    if reads_are_forbidden() or not is_plain_now():
+        return False
+    if not ends_in_core(devices()[0].recorder(), is_read=True):
+        return False
+    if not is_number:  # of a number the core counts it
+        _count_early_read()
+    iteration_ended(End.READ)
+    return True
+
+
 def _forbidden_text(value: CallResult) -> str:
     return (
         f"A read of the pending tensor {value_text(value)} would cut the step, which ltc.no_sync() "
@@ -491,7 +505,7 @@ def end_step(device: Device) -> None:
     """
     held.deliver()
     recorder = device.recorder()
-    passes = pass_cut(recorder, is_read=False)
+    passes = pass_cut(recorder, is_read=False) or ends_in_core(recorder, is_read=False)
     if passes or recorder.nothing_pending:  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
     recorder.note_mark()

@@ -33,6 +33,8 @@ class Track:
         values: The values of the tensors, by the numbers that the core knows.
         inputs: The values of the inputs, in their order on the path.
         misses: Walks that have left it.
+        end: How its recordings end in the core; None where they end in Python.
+        tried: The end in Python from which `end` is, or else is not to be had.
     """
 
     def __init__(self, handle: int, entries: list[Entry], values: list[CallResult]) -> None:
@@ -40,6 +42,8 @@ class Track:
         behind = _between(entries[0], entries[-1])
         self.inputs = [entry.value for entry in behind if entry.call.overload == INPUT]
         self.misses = 0
+        self.end: Any = None  # a CoreEnd, whose module imports this one
+        self.tried: Any = None
 
     def __del__(self) -> None:
         CORE.drop_track(self.handle)  # type: ignore[union-attr]
@@ -60,12 +64,20 @@ class Walk:
 
     Attributes:
         is_left_early: True if calls of the track have not come.
+        names: The core's name of each state that is alive, by its id; known once Python has caught up.
+        values: By name the number of the value of each of these; -1 of one that keeps what it had.
+        inputs: The names of the inputs, in their order.
+        count: The number of names.
     """
 
     def __init__(self, track: Track) -> None:
         self.track = track
         self.is_left_early = False
         self._opened: dict[State, Buffer] = {}  # the states whose values the core was given
+        self.names: dict[int, int] = {}
+        self.values: dict[int, int] = {}
+        self.inputs: list[int] = []
+        self.count = 0
 
     def open(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> bool:
         """Let go of the values of tensors that are written to; return False where one has none."""
@@ -78,22 +90,43 @@ class Walk:
             del state.value, state.buffer
         return True
 
+    def lend(self, tensor: torch.Tensor, number: int) -> torch.Tensor | None:
+        """Return the value of an input, which the core keeps; None where it is to stay in Python."""
+        state: State = storage_of(tensor).lazy
+        buffer = self._opened.get(state) or state.buffer
+        if state.base is not None or (state.views and state.living_views()):
+            return None
+        if buffer is None or buffer.settled() is not buffer or buffer.is_lost():
+            return None
+        host: torch.Tensor = buffer.ready()
+        if host.is_neg() or host.dtype.is_complex:
+            return None
+        if self._opened.pop(state, None) is None:
+            state.number_in_core = number
+            del state.value, state.buffer
+        state.views = None
+        return host.clone() if buffer.shared else host
+
     def catch_up(self, recorder: Any, told: Any) -> None:
         """Bring the recorder to where it would be, had it followed the calls itself.
 
         Args:
             told: The core's record of the walk: see `Walk::caught_up` in tracks.cpp.
         """
-        position, made, scalars, inputs, tensors, names, values, views = told
+        position, made, scalars, inputs, tensors, names, values, views, self.count = told
         for state, buffer in self._opened.items():
             state.value, state.buffer = None, buffer
-        states = {name: _state_of(tensor, recorder) for name, tensor in zip(names, tensors)}
+        are_there = set(inputs)  # the core may have their values
+        states = {
+            name: storage_of(tensor).lazy if name in are_there else _state_of(tensor, recorder)
+            for name, tensor in zip(names, tensors)
+        }
         for name, value in zip(inputs, self.track.inputs):
             state = states[name]
             recorder.inputs.append(_settled(state))
             recorder.bound.append(state)
             state.value = value
-        recorder.live.extend(states[name] for name in states.keys() - set(inputs))
+        recorder.live.extend(states[name] for name in states.keys() - are_there)
         for name, number in zip(names, values):
             if number >= 0:
                 state = states[name]
@@ -102,6 +135,8 @@ class Walk:
             states[name].chain = tuple([self.track.link(*link) for link in links])
             states[name].base = states[base]
             states[base].add_view(states[name])
+        self.names = {id(state): name for name, state in states.items()}
+        self.values, self.inputs = dict(zip(names, values)), inputs
         recorder.scalars += scalars
         dead = made - (len(names) - len(inputs))
         metrics.note((("CreateLtcTensor", dead), ("DestroyLtcTensor", dead)))

@@ -243,6 +243,11 @@ def runner():
     return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(addresses["run"])
 
 
+def address() -> int:
+    """Return the address of `runner`'s function."""
+    return ctypes.cast(runner(), ctypes.c_void_p).value or 0
+
+
 def leave_processor(until: int) -> None:
     """Kernels leave one of this process's processors to others until then; 0: from now on, none.
 

@@ -34,13 +34,21 @@ bool is_read(const Overload& overload, const torch::jit::Stack& stack) {
   return first[3].isDevice() && first[3].toDevice().is_cpu() && !first[0].toTensor().is_cpu();
 }
 
-// Python finds out if the machine has the memory.
-bool is_large_upload(const Overload& overload, const torch::jit::Stack& stack) {
+// A copy of a tensor of the CPU's to the device is part of no path.
+bool is_upload(Overload& overload, const torch::jit::Stack& stack) {
+  if (overload.rule < 0) overload.prepare();
   if (!(overload.rule & COPIES)) return false;
+  const auto first = stack.end() - overload.kinds.size();
+  return first[0].toTensor().is_cpu();
+}
+
+// Python finds out if the machine has the memory.
+bool is_large_upload(Overload& overload, const torch::jit::Stack& stack) {
+  if (!is_upload(overload, stack)) return false;
   const auto first = stack.end() - overload.kinds.size();
   const auto& self = first[0].toTensor();
   const auto size = first[1].isNone() ? self.element_size() : c10::elementSize(first[1].toScalarType());
-  return self.is_cpu() && size_t(self.numel()) * size > LARGEST_UPLOAD;
+  return size_t(self.numel()) * size > LARGEST_UPLOAD;
 }
 
 // Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
@@ -340,7 +348,8 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   if (is_of_formula && called_by_python()) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, is_of_formula && (overload.rule & IS_EXPAND) && !replays_a_write());
-  if (!call.prepare(why) || !session.is_entered.load(std::memory_order_relaxed)) return false;
+  const bool is_upload = call.is_upload();
+  if (!call.prepare(why) || !(is_upload || session.is_entered.load(std::memory_order_relaxed))) return false;
   if (call.reads() && !may_look()) return false;
   try {
     call.run();
@@ -351,13 +360,21 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   }
   why = OPERAND;
   if (!call.has_made_ours()) return false;
-  const bool is_upload = call.is_upload(), leaves_device = call.is_download();
+  const bool leaves_device = call.is_download();
   call.finish();
   if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();
   if (!is_upload && !leaves_device) session.calls++;
   calls_here.fetch_add(1, std::memory_order_relaxed);
   if (session.calls >= session.looks_after) look();
   return true;
+}
+
+// True if the value of a tensor in the walk is copied to the CPU.
+bool reads_walked(Overload& overload, const torch::jit::Stack& stack) {
+  if (overload.rule < 0) overload.prepare();
+  if (!is_read(overload, stack)) return false;
+  const auto* held = held_by(stack[stack.size() - overload.kinds.size()].toTensor());
+  return held && held->is_walked;
 }
 
 // True if the call was one that the walk expects, and nothing is left to do.
@@ -369,6 +386,7 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
     const auto walk = session.walk;
     next = walk->call(overload, stack);
   }
+  if (next == Walk::Next::LEFT && reads_walked(overload, *stack) && ends_at_read(false)) return false;
   if (next == Walk::Next::LEFT) catch_up();
   if (next == Walk::Next::FOLLOWED) followed_here.fetch_add(1, std::memory_order_relaxed);
   return next == Walk::Next::FOLLOWED;
@@ -378,8 +396,10 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
 
 void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::jit::Stack* stack) {
   Session& session = this_thread();
-  if (session.is_walking.load(std::memory_order_relaxed) && !session.depth && followed(overload, session, stack))
-    return;
+  if (session.is_walking.load(std::memory_order_relaxed) && !session.depth) {
+    if (is_upload(overload, *stack)) return run_upload(session, stack);
+    if (followed(overload, session, stack)) return;
+  }
   const bool is_sketched = session.sketch.is_on && !session.depth;
   const size_t first = stack->size() - overload.kinds.size();
   run(session, stack);
@@ -401,10 +421,20 @@ void CallKernel::run(Session& session, torch::jit::Stack* stack) {
   left(session, why, stack);
 }
 
+// Beside a walk, which it changes nothing of.
+void CallKernel::run_upload(Session& session, torch::jit::Stack* stack) {
+  Reason why = OPERAND;
+  {
+    Inside inside(session);
+    if (!is_large_upload(overload, *stack) && run_here(overload, session, stack, why)) return;
+  }
+  left(session, why, stack);
+}
+
 void CallKernel::left(Session& session, Reason why, torch::jit::Stack* stack) {
   left_to_python[why].fetch_add(1, std::memory_order_relaxed);
   overload.left_to_python.fetch_add(1, std::memory_order_relaxed);
-  if (session.learner && !session.depth) learn(session, stack);
+  if (session.learner && !session.depth && !is_upload(overload, *stack)) learn(session, stack);
   else leave(session, stack);
 }
 

@@ -119,6 +119,8 @@ void ltc_define() {
   auto& own = library(torch::Library::DEF, "ltc_core", std::nullopt);
   own.def("rule(str overload) -> int");
   own.def("lend(Tensor tensor, int number) -> Tensor?");
+  own.def("lend_to_walk(Tensor tensor, int number) -> Tensor?");
+  own.def("end_at_read(bool is_number) -> bool");
   own.def("may_look() -> bool");
   own.def("look() -> ()");
   own.def("note_uploads() -> ()");
@@ -284,6 +286,21 @@ void ltc_walk(void* session, void* track) {
   auto& one = *static_cast<ltc::Session*>(session);
   one.walk = std::make_shared<ltc::Walk>(*static_cast<std::shared_ptr<const ltc::Track>*>(track));
   one.is_walking = true;
+}
+
+// From now on walks along a track may end here; see Exit.
+void ltc_keep_exit(void* track, const int64_t* words) {
+  (*static_cast<std::shared_ptr<const ltc::Track>*>(track))->exit = std::make_shared<const ltc::Exit>(words);
+}
+
+// The recording that the core follows ends, if the core can end it; see Walk::finish.
+bool ltc_finish(void* session, int64_t threads) {
+  auto& one = *static_cast<ltc::Session*>(session);
+  const auto walk = one.walk;
+  if (!walk || !one.is_walking || !walk->finish(threads)) return false;
+  one.is_walking = false;
+  one.walk.reset();
+  return true;
 }
 
 // How many calls were followed.

@@ -16,6 +16,13 @@ c10::OperatorHandle question(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
+// True if Python has lent a value.
+bool takes(HeldValue& held, IValue lent) {
+  if (!lent.isTensor() || !lent.toTensor().defined()) return false;
+  held.hold(std::move(lent).toTensor());
+  return true;
+}
+
 }  // namespace
 
 int64_t ask_for_rule(const std::string& overload) {
@@ -26,11 +33,17 @@ int64_t ask_for_rule(const std::string& overload) {
 bool borrow(const Tensor& tensor) {
   static const auto asked = question("ltc_core::lend");
   auto* held = attached(tensor);
-  if (!held) return false;
-  auto lent = answer(asked, {IValue(tensor), IValue(number_of(*held))})[0];
-  if (!lent.isTensor() || !lent.toTensor().defined()) return false;
-  held->hold(std::move(lent).toTensor());
-  return true;
+  return held && takes(*held, answer(asked, {IValue(tensor), IValue(number_of(*held))})[0]);
+}
+
+bool lend_to_walk(const Tensor& tensor, HeldValue& held) {
+  static const auto asked = question("ltc_core::lend_to_walk");
+  return takes(held, answer(asked, {IValue(tensor), IValue(number_of(held))})[0]);
+}
+
+bool end_at_read(bool is_number) {
+  static const auto asked = question("ltc_core::end_at_read");
+  return answer(asked, {IValue(is_number)})[0].toBool();
 }
 
 bool may_look() {
@@ -79,6 +92,7 @@ std::vector<int64_t> learned_values(const std::vector<Tensor>& tensors, const st
 
 bool is_plain(const Tensor& tensor, HeldValue& held) {
   static const auto asked = question("ltc_core::is_plain");
+  if (held.host.defined()) return !held.base;
   if (!held.is_plain || held.base) held.is_plain = answer(asked, {IValue(tensor)})[0].toBool();
   return held.is_plain;
 }

@@ -46,6 +46,12 @@ bool is_plain(const Tensor& tensor, HeldValue& held);
 // Python lets go of the values of tensors, and asks for them by number; false where it does not.
 bool open(const std::vector<Tensor>& tensors, const std::vector<int64_t>& numbers);
 
+// Take the value of an input, which Python has, at the end of a walk; false where Python keeps it.
+bool lend_to_walk(const Tensor& tensor, HeldValue& held);
+
+// A value is read at the end of a walk; true if the recording ends here, so that the value is there.
+bool end_at_read(bool is_number);
+
 // The next seed.
 int64_t draw();
 

@@ -23,15 +23,24 @@ bool passes_cut(Session& session, bool is_number) {
   return session.passes_cut(true);
 }
 
+bool note_read(const Tensor& value, bool is_number) {
+  reads_here[is_number].count.fetch_add(1, std::memory_order_relaxed);
+  reads_here[is_number].bytes.fetch_add(int64_t(value.nbytes()), std::memory_order_relaxed);
+  return true;
+}
+
 }  // namespace
 
 bool may_read_here(const Tensor& value, bool is_number) {
   Session& session = this_thread();
   if (session.calls < session.reads_until) session.read_at = session.calls;
   else if (!passes_cut(session, is_number)) return may_read(value, is_number);
-  reads_here[is_number].count.fetch_add(1, std::memory_order_relaxed);
-  reads_here[is_number].bytes.fetch_add(int64_t(value.nbytes()), std::memory_order_relaxed);
-  return true;
+  return note_read(value, is_number);
+}
+
+bool ends_at_read(bool is_number) {
+  const auto& session = this_thread();
+  return !session.depth && session.walk && session.walk->is_at_exit() && end_at_read(is_number);
 }
 
 namespace {
@@ -47,11 +56,12 @@ bool is_nan(const at::Scalar& number) {
 
 at::Scalar number(const Tensor& tensor) {
   auto* held = held_by(tensor);
-  if (this_thread().is_entered && held && held->host.defined() && !in_some_mode()) {
+  const bool has_ended = held && held->is_walked && !in_some_mode() && ends_at_read(true);
+  if ((has_ended || this_thread().is_entered) && held && held->host.defined() && !in_some_mode()) {
     const Tensor host = held->host;  // Python may take the value
     const at::Scalar found = number_at(host);
     // Python's kernel reads NaN: it has a hint for the user.
-    if (!is_nan(found) && may_read_here(host, true)) return found;
+    if (!is_nan(found) && (has_ended ? note_read(host, true) : may_read_here(host, true))) return found;
   }
   return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::PrivateUse2), tensor);
 }

@@ -63,6 +63,9 @@ Session& this_thread();
 // True if a value that is there may be read; Python hears of it where it has to.
 bool may_read_here(const Tensor& value, bool is_number);
 
+// A value of the walk is read; true if the recording has ended here, so that the value is there.
+bool ends_at_read(bool is_number);
+
 // What was read and Python has not heard of: copies to the CPU, and numbers.
 struct Reads {
   std::atomic<int64_t> count{0}, bytes{0};

@@ -353,6 +353,10 @@ bool Walk::open_what_is_written(const Step& step) {
     auto storage = members_[name].lock();
     auto* held = storage ? held_by(storage.get()) : nullptr;
     if (!held || held->is_walked) continue;
+    if (held->host.defined()) {
+      held->is_walked = true;
+      continue;
+    }
     closed.push_back(over(storage.get(), {0}, caffe2::TypeMeta::Make<float>()));
     numbers.push_back(number_of(*held));
   }
@@ -524,14 +528,12 @@ IValue Walk::caught_up() {
   }
   for (auto* held : living) {
     if (held->base || held->family) leave_family(*held);
-    held->walk = 0;
-    held->pending = -1;
-    held->is_walked = false;
+    leave(*held);
   }
   inputs_.clear();
   return c10::ivalue::Tuple::create({IValue(int64_t(position_)), IValue(made_), IValue(std::move(numbers)),
                                      IValue(std::move(inputs)), IValue(std::move(tensors)), IValue(std::move(names)),
-                                     IValue(std::move(values)), IValue(std::move(views))});
+                                     IValue(std::move(values)), IValue(std::move(views)), IValue(int64_t(members_.size()))});
 }
 
 }  // namespace ltc

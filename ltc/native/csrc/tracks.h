@@ -2,6 +2,7 @@
 // expected, and makes tensors without values; Python catches up where it has to know of them.
 #pragma once
 
+#include "exits.h"
 #include "overload.h"
 
 #include <memory>
@@ -47,6 +48,7 @@ struct Step {
 struct Track {
   std::vector<Step> steps;
   std::vector<Type> types;  // of the tensors, by name
+  mutable std::shared_ptr<const Exit> exit;  // of the thread that walks along it; null where Python ends each recording
 };
 
 // A track is learned while Python follows the path.
@@ -89,6 +91,11 @@ class Walk {
   IValue view(const HeldValue& held) const;
   // What Python has to know, once.
   IValue caught_up();
+  // True if the walk has come to an end that may be made here.
+  bool is_at_exit() const;
+  // The recording ends: its program has run, by so many threads, and each tensor has its value. False where nothing
+  // has changed, and Python has to end it.
+  bool finish(int64_t threads);
 
  private:
   bool matches(const Word& word, const IValue& given);
@@ -102,6 +109,8 @@ class Walk {
   bool is_free(const Tensor& tensor) const;
   IValue renamed(const Tensor& tensor, int64_t name);
   IValue results(const Result& result, const Step& step, const torch::jit::Stack& stack, size_t first);
+  std::vector<Storage> living(const Exit& exit) const;
+  static void leave(HeldValue& held);
   Tensor made(int64_t name, const Step& step, const torch::jit::Stack& stack, size_t first, int64_t index);
 
   const std::shared_ptr<const Track> track_;

@@ -1,0 +1,161 @@
+"""Ends of followed recordings that the core makes: it launches their program, and tells Python.
+
+Where a walk has gone along the whole track, and the same tensors are alive as at an end in Python, the
+program is the same one.  The core hands it their memory, and keeps what it computes; values go to Python
+where it asks for them.  That takes a tenth of an end in Python, which makes a State of each tensor first.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+from weakref import ref
+
+from ltc import config
+from ltc.backends.capabilities import FrameLaunch
+from ltc.device.call_observer import watching
+from ltc.device.evidence import hints
+from ltc.device.recording.recorder import Recorder
+from ltc.native.core import CORE
+from ltc.runtime import core_reservation
+from ltc.runtime.account import account_of
+from ltc.runtime.compile import ProgramBinding, known_program
+from ltc.runtime.executor import SHORT_SECONDS, executor_of
+from ltc.runtime.program import Program, is_wanted, note_launch, note_run
+from ltc.support.observation.often import Often
+from ltc.support.process.held_signals import held
+
+_MADE = Often((), (), ("CreateLtcTensor", "DestroyLtcTensor"))
+_saves = config.reader("LTC_SAVE_TENSORS_FILE")
+_NO_VALUE, _GONE = -1, -2  # as in exits.h
+
+
+class CoreEnd:
+    """The end of a track's recordings in the core.
+
+    Attributes:
+        leaf: The last entry of the path.
+        weight: The policy's weight of the path.
+    """
+
+    def __init__(self, recorder: Recorder, ended: Any, launch: FrameLaunch) -> None:
+        binding: ProgramBinding = ended.binding
+        self._made = ended.made, ended.died
+        self._binding, self._launch = binding, launch
+        self._computation = ref(_computation(binding.program()))
+        self.leaf = recorder.last
+        self.weight = recorder.policy.weight(
+            _calls(binding.program()), self.leaf.size, len(recorder.inputs)
+        )
+
+    def program(self) -> Program | None:
+        """Return the program if it is to be launched as it was: short, and in the caller's thread."""
+        program = known_program(self._binding)
+        if program is None or program.seconds > SHORT_SECONDS:
+            return None
+        return program if _computation(program) is self._computation() else None
+
+    def launch(self, recorder: Recorder, program: Program) -> bool:
+        """End the recording; return False where others are alive than the core knows."""
+        core_reservation.use_all()
+        began = perf_counter_ns()
+        if not CORE.finish(recorder.session, self._launch.threads()):  # type: ignore[union-attr]
+            return False
+        elapsed = perf_counter_ns() - began
+        program.seconds = elapsed * 1e-9
+        note_launch(program.calls, 0)
+        note_run(elapsed)
+        _MADE.happened(*self._made)
+        account_of(recorder.device.index).add(0, 0)  # the core's values may be the most so far
+        return True
+
+
+def _computation(program: Program | None) -> Any:
+    return None if program is None else program.computation
+
+
+def _calls(program: Program | None) -> int:
+    return 0 if program is None else program.calls
+
+
+def ends_in_core(recorder: Recorder, tell_policy: Any, is_read: bool) -> bool:
+    """End a recording of the calling thread in the core; return False where Python has to.
+
+    Args:
+        tell_policy: (end): the recording has come to this CoreEnd.
+    """
+    walk = recorder.walk
+    end: CoreEnd | None = None if walk is None else walk.track.end
+    if end is None or watching or is_wanted() or any(_saves()) or hints.is_sampling():
+        return False
+    with recorder.lock, held:
+        program = end.program() if recorder.walk is walk else None
+        executor = executor_of(recorder.device.index)
+        if program is None or not executor.is_done or not end.launch(recorder, program):
+            return False
+        executor.wait_for_room()
+        hints.launched()
+        recorder.walk = None
+        recorder.last = end.leaf
+        try:
+            tell_policy(end)
+        finally:
+            recorder.restart()
+    return True
+
+
+def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
+    """A walk has gone along its whole track, and Python has ended the recording: learn to end it.
+
+    Args:
+        ended: The Ended of exit_liveness.py.
+        alive: The states that `ended` numbers.
+    """
+    walk = recorder.walked
+    track, binding = walk.track, ended.binding
+    program = None if binding is None else binding.program()
+    if program is None or not program.is_ready or program.seconds > SHORT_SECONDS:
+        return
+    if track.tried is ended or recorder.last is not track.entries[-1]:
+        return
+    track.tried, track.end = ended, None
+    launch = None if program.exchanges or program.is_verified else program.in_frame()
+    words = None if launch is None else _words(walk, ended, alive, launch)
+    if launch is not None and words is not None:
+        CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
+        track.end = CoreEnd(recorder, ended, launch)
+
+
+def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list[int] | None:
+    """Return what the core has to know of an end: see Exit in exits.h; None where it cannot make it."""
+    signature, binding = ended.signature, ended.binding
+    if ended.own or ended.shared or ended.several or signature.bases or not signature.alone:
+        return None
+    values = dict.fromkeys(range(walk.count), _GONE) | walk.values
+    holders = [walk.names[id(alive[one[0]])] for one in ended.holders if one]
+    with_values = [name for name, value in values.items() if value > _NO_VALUE]
+    if len(holders) != len(ended.outputs) or sorted(holders) != sorted(with_values):
+        return None
+    inputs = [walk.inputs[binding.inputs[position]] for position in launch.inputs]
+    made: dict[int, int] = {}  # number among the outputs in new memory -> name
+    in_place = set()
+    for output, name in enumerate(holders):
+        place, value = launch.outputs[binding.outputs[output]], ended.outputs[output]
+        if place < len(inputs):
+            in_place.add(place)
+            if inputs[place] != name:
+                return None
+        elif launch.made[place - len(inputs)] == (tuple(value.shape), value.dtype):
+            made[place - len(inputs)] = name
+    written = {k for k, position in enumerate(launch.inputs) if position in launch.written}
+    if in_place != written or sorted(made) != list(range(len(launch.made))):
+        return None
+    cells = [(binding.scalars[slot], ord(letter), word) for slot, letter, word in launch.cells]
+    return [
+        launch.run, launch.kernels, launch.constants, launch.frame, launch.block,
+        len(inputs), len(made), len(cells), len(values),
+        *[word for k, name in enumerate(inputs) for word in (name, k in written)],
+        *[made[k] for k in range(len(made))],
+        *[word for number, letter, place in cells for word in (number, place, letter)],
+        *[values[name] for name in range(len(values))],
+    ]  # fmt: skip

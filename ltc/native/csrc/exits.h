@@ -1,0 +1,36 @@
+// The end of a followed recording without Python: what is alive is computed by a program that is launched here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+namespace ltc {
+
+// How a walk along a track ends: the program, whose frame is filled as FrameLaunch of capabilities.py says, and what
+// is alive. Python has it from an end of its own.
+struct Exit {
+  // [run, kernels, constants, frame's bytes, block's bytes, counts of: inputs, made, cells, values], then each of these.
+  explicit Exit(const int64_t* words);
+
+  struct Input {
+    int64_t name;
+    bool is_written;  // the program leaves a value in its memory
+  };
+  // A number of the walk's, in a word of the frame, as Python's `struct` writes that format.
+  struct Cell {
+    int64_t number, word;
+    char format;
+    bool holds(const c10::IValue& value, int64_t* frame) const;  // false where the format holds no such number
+  };
+  static const int64_t NO_VALUE = -1, GONE = -2;
+
+  int64_t run, kernels, constants, frame_bytes, block_bytes;
+  std::vector<Input> inputs;
+  std::vector<int64_t> made;    // names of the tensors that get new memory
+  std::vector<Cell> cells;
+  std::vector<int64_t> values;  // by name: the number of its value; NO_VALUE: it keeps the one it had; GONE
+};
+
+}  // namespace ltc
