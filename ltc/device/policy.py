@@ -12,6 +12,7 @@ import enum
 from typing import Protocol
 
 MIN_RETURNS = 1  # times a path comes back before its program is asked for
+MIN_SAVED = 256  # calls of the core that a program would have saved since its path came
 MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
 LAUNCH_CALLS = 16  # calls that take as long as a launch and a read of its result
 CALLS_OF_CORE = 6  # calls that take as long in the core as one in Python
@@ -56,10 +57,13 @@ class Path:
         pause: Recordings behind it that are noted before one is followed again.
         backoff: The length of its last pause; 0 where the last guess was right.
         awaits: True if what comes behind it is to be noted, since its sketch has come back.
+        ends_in_core: False if Python has to end what is followed along it.
+        is_short: True if following it has turned out to take longer than its calls.
     """
 
     __slots__ = (
-        "returns", "program", "following", "pause", "backoff", "is_followed", "awaits"
+        "returns", "program", "following", "pause", "backoff", "is_followed", "awaits", "ends_in_core",
+        "is_short",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -67,7 +71,8 @@ class Path:
         self.program: HasProgram | None = None
         self.following: Path | None = None
         self.pause = self.backoff = 0
-        self.is_followed = self.awaits = False
+        self.is_followed = self.awaits = self.is_short = False
+        self.ends_in_core = True
 
 
 class Policy:
@@ -115,16 +120,24 @@ class Policy:
         self._wanted = max(0, self._wanted - 1)
         return Begin.NOTE
 
-    def weight(self, calls: int, nbytes: int, inputs: int, followed: int = 0) -> int:
-        """Return how many calls in Python would take as long as what a program of these would save.
+    def weight(
+        self, calls: int, nbytes: int, inputs: int, followed: int = 0, in_core: bool = False
+    ) -> int:
+        """Return how many calls would take as long as what a program of these would save.
+
+        They are calls in Python, where a launch takes LAUNCH_CALLS of them; or in the core, where a
+        launch takes as many of those.
 
         Args:
             nbytes: of what these calls make.
-            inputs: tensors from before: a launch hands each over in the time of a call of the core.
+            inputs: tensors from before: a launch in Python hands each over in the time of a call of the core.
             followed: those that Python would follow: all of a path of symbols, which the core does not know.
+            in_core: the core would follow and launch.
         """
         if not self.calls_are_quick:
             return calls
+        if in_core:
+            return calls + CALLS_OF_CORE * nbytes // BYTES_OF_A_CALL
         return (calls - inputs) // CALLS_OF_CORE + nbytes // BYTES_OF_A_CALL - followed
 
     @property
@@ -194,6 +207,8 @@ class Policy:
         self._count_short(weight, is_of_reads)
         if self._is_short(weight, is_of_reads) or weight < 2 or _is_asked_for(path):
             return False
+        if self.calls_are_quick and path.ends_in_core and path.returns * weight < MIN_SAVED:
+            return False
         return path.returns >= MIN_RETURNS + (self._idle >= MAX_IDLE_PROGRAMS)
 
     def asked(self, path: Path, program: HasProgram) -> None:
@@ -205,7 +220,8 @@ class Policy:
         """A recording was followed to the end of a path."""
         self.place_of(behind).backoff = 0
         self._note_place(path, behind)
-        self._hits += 1
+        path.is_short = self.calls_are_quick and self._is_short(weight, is_of_reads)
+        self._hits = 0 if path.is_short else self._hits + 1
         if not path.is_followed:
             path.is_followed, self._idle = True, max(0, self._idle - 1)
         self._count_new(False)
@@ -277,7 +293,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def _is_ready(path: Path) -> bool:
-    return path.program is not None and path.program.is_ready
+    return path.program is not None and path.program.is_ready and not path.is_short
 
 
 def _is_asked_for(path: Path) -> bool:

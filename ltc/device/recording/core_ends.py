@@ -45,7 +45,7 @@ class CoreEnd:
         self._computation = ref(_computation(binding.program()))
         self.leaf = recorder.last
         self.weight = recorder.policy.weight(
-            _calls(binding.program()), self.leaf.size, len(recorder.inputs)
+            _calls(binding.program()), self.leaf.size, len(recorder.inputs), in_core=True
         )
 
     def program(self) -> Program | None:
@@ -114,16 +114,19 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
     walk = recorder.walked
     track, binding = walk.track, ended.binding
     program = None if binding is None else binding.program()
-    if program is None or not program.is_ready or program.seconds > SHORT_SECONDS:
+    if program is None or not program.is_ready or recorder.last is not track.entries[-1]:
         return
-    if track.tried is ended or recorder.last is not track.entries[-1]:
+    path = recorder.last.ended_path
+    if program.seconds > SHORT_SECONDS:
+        path.ends_in_core = False
+    if track.tried is ended or program.seconds > SHORT_SECONDS:
         return
-    track.tried, track.end = ended, None
+    track.tried, track.end, path.ends_in_core = ended, None, False
     launch = None if program.exchanges or program.is_verified else program.in_frame()
     words = None if launch is None else _words(walk, ended, alive, launch)
     if launch is not None and words is not None:
         CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
-        track.end = CoreEnd(recorder, ended, launch)
+        track.end, path.ends_in_core = CoreEnd(recorder, ended, launch), True
 
 
 def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list[int] | None:

@@ -18,7 +18,7 @@ from ltc.backends.collective_runner import abort
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new, explain_returned
 from ltc.device.evidence.transitions import show_asked, show_left
-from ltc.device.policy import Begin
+from ltc.device.policy import Begin, Path
 from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
@@ -359,8 +359,10 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     path, behind = recorder.last.ended_path, recorder.ended.ended_path
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
     last, inputs = recorder.last, len(recorder.inputs)
-    followed = last.depth if last.of is not None else 0
-    weight = recorder.policy.weight(program.calls, last.size, inputs, followed)
+    followed = last.depth if last.of is not None or recorder.is_unlearned else 0
+    weight = recorder.policy.weight(
+        program.calls, last.size, inputs, followed, _may_end_in_core(recorder, path, followed)
+    )
     if recorder.optimizer_steps:
         recorder.policy.trained()
     if program.is_ready:
@@ -395,6 +397,15 @@ def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
         _followed(recorder, end.weight, is_read)
 
     return core_ends.ends_in_core(recorder, tell_policy, is_read)
+
+
+def _may_end_in_core(recorder: Recorder, path: Path, followed: int = 0) -> bool:
+    """True if a recording along a path may be followed and launched in the core.
+
+    Args:
+        followed: its calls that Python follows.
+    """
+    return path.ends_in_core and not followed and recorder.device.has_one_recorder()
 
 
 def _is_of_reads(recorder: Recorder, is_read: bool) -> bool:
@@ -457,7 +468,9 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     path, behind = entry.ended_path, recorder.ended.ended_path
     like = recorder.sketches.like(summed.shape)
     weight, of_symbols = (
-        recorder.policy.weight(summed.calls, summed.nbytes, summed.inputs, followed)
+        recorder.policy.weight(
+            summed.calls, summed.nbytes, summed.inputs, followed, _may_end_in_core(recorder, path, followed)
+        )
         for followed in (0, summed.entries)
     )
     of_reads = _is_of_reads(recorder, is_read)
@@ -479,7 +492,8 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> N
     followed = session.depth if joined is not None or leaf.of is not None else 0
     calls = max(session.path_calls, summed.calls)  # the core counts the steps of a recurrence
     inputs = len(session.notes.inputs)
-    weight = recorder.policy.weight(calls, leaf.size, inputs, followed)
+    in_core = _may_end_in_core(recorder, path, followed)
+    weight = recorder.policy.weight(calls, leaf.size, inputs, followed, in_core)
     if is_new and recorder.policy.sketches:
         path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
     if not recorder.policy.noted(path, behind, weight, reads, joins):

@@ -103,6 +103,7 @@ class Recorder:
         walk: The core follows this recording; None if Python does.
         learner: Notes what Python follows, for the core; else None.
         walked: The walk that has come to the end of its track, from where Python goes on; else None.
+        is_unlearned: True if the core could not learn what Python follows now.
     """
 
     __slots__ = (
@@ -111,7 +112,7 @@ class Recorder:
         "interrupted", "immediate", "now", "drawn", "optimizer_steps", "steps_since_mark",
         "steps_between_marks", "marked_by", "policy", "begins", "is_left", "unnoted", "sketches",
         "by_shape", "fork_evidence", "cut_by", "cut_here", "ended", "entries", "has_grown",
-        "lock", "draw", "session", "walk", "walked", "learner", "decided", "__weakref__",
+        "lock", "draw", "session", "walk", "walked", "is_unlearned", "learner", "decided", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
@@ -134,7 +135,7 @@ class Recorder:
         self.foreign: dict[State, CallResult] = {}
         self.token: CallResult | None = None
         self.replica: Any = None
-        self.exchanges = self.is_left = False
+        self.exchanges = self.is_left = self.is_unlearned = False
         self.begins = Begin.NOTE
         self.decided: Begin | None = None
         self.recordings = 0
@@ -202,7 +203,7 @@ class Recorder:
 
     def _choose_track(self, core: Core) -> None:
         """Leave the recording to the core, if it knows what came here the last time; else have it learned."""
-        place = self.ended
+        place, self.is_unlearned = self.ended, False
         if watching or spans.timeline is not None or not self.device.has_one_recorder():
             return
         if place.track is not None and place.track.entries[0] is self.root:
@@ -212,6 +213,8 @@ class Recorder:
         elif self.cursor is not END and place.is_to_be_learned():
             self.learner = Learner(self)
             core.learn(self.session)
+        else:
+            self.is_unlearned = place.learned > 1
 
     def catch_up(self) -> None:
         """Follow the recording in Python from here on; what the core has followed is known then."""
