@@ -25,7 +25,7 @@ from ltc.runtime.program import Program, is_wanted, note_launch, note_run
 from ltc.support.observation.often import Often
 from ltc.support.process.held_signals import held
 
-_MADE = Often((), (), ("CreateLtcTensor", "DestroyLtcTensor"))
+_ENDS = Often(("CoreLaunches",), (), ("CreateLtcTensor", "DestroyLtcTensor"))
 _saves = config.reader("LTC_SAVE_TENSORS_FILE")
 _NO_VALUE, _GONE = -1, -2  # as in exits.h
 
@@ -65,7 +65,7 @@ class CoreEnd:
         program.seconds = elapsed * 1e-9
         note_launch(program.calls, 0)
         note_run(elapsed)
-        _MADE.happened(*self._made)
+        _ENDS.happened(*self._made)
         account_of(recorder.device.index).add(0, 0)  # the core's values may be the most so far
         return True
 

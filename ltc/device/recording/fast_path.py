@@ -35,6 +35,7 @@ from ltc.device.recording.at_once_lines import (
     recorder_of,
     returned_written,
 )
+from ltc.device.recording.entangled_lists import are_entangled
 from ltc.device.recording.entries import KERNEL_FILE
 from ltc.device.recording.run_now import (
     NeedsRule,
@@ -69,6 +70,7 @@ from ltc.tracebacks import shorten
 _BY_THEIR_NAMES = (
     record, recorder_named, value_of, values_of, State, get_ident, write, shorten, NeedsRule, computed,
     ComputedValue, link_of, link_view, links_of, link_views, repeats, hold, fits, contiguous, tensors_here,
+    are_entangled,
 )  # fmt: skip
 _NAMESPACE = {
     **{one.__name__: one for one in _BY_THEIR_NAMES},
@@ -197,10 +199,17 @@ def _source(signature: Signature) -> str | None:
 
 
 def _repeating_lines(signature: Signature) -> list[str]:
-    """Lines that leave a write to a view of repetitions to the thorough way."""
+    """Lines that leave a write to a view of repetitions, or to entangled lists, to the thorough way."""
+    leave = f"    return {call_slow(signature.arguments)}"
+    if signature.writes_lists:
+        lists = [(i, a.written) for i, a in signature.tensors if a.kind == TENSORS]
+        written, others = (
+            "".join([f"states{i}, " for i, is_written in lists if is_written is of])
+            for of in (True, False)
+        )
+        return [f"if are_entangled(({written}), ({others})):", leave]
     if not signature.writes_some:
         return []
-    leave = f"    return {call_slow(signature.arguments)}"
     return ["if state0.base is not None and repeats(state0):", leave]
 
 

@@ -86,6 +86,9 @@ _CONVERTED = {
 _WRITTEN_WITH = {"grads": "grad_scale"}
 
 
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "ltc::adam_")
+
+
 @dataclass(frozen=True)
 class Argument:
     """One argument of an overload.
@@ -187,6 +190,13 @@ class Signature:
         them.
         """
         return self.op in _WRITES_SOME and self.written == (0,)
+
+    @cached_property
+    def writes_lists(self) -> bool:
+        """Return True if it writes to each tensor of a list, with what lies at its place of others."""
+        return self.op.startswith(_ON_LISTS) and any(
+            self.arguments[i].kind == TENSORS for i in self.written
+        )
 
     @cached_property
     def converted(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from ltc.device.evidence.cuts_explained import too_much_pending
 from ltc.device.immediate.computed import ComputedValue
 from ltc.device.immediate.immediate_session import ImmediateSession
 from ltc.device.recording import fallback, run_now
+from ltc.device.recording.entangled_lists import is_entangled, one_by_one
 from ltc.device.recording.gradient_views import accumulates
 from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
@@ -93,6 +94,8 @@ def _record(signature: Signature, values: list):
         return fallback.run_eagerly(signature, values, device)
     if signature.writes_some and repeats(state_of(values[0])) and not accumulates():
         return fallback.run_on_repetitions(signature, values)
+    if signature.writes_lists and is_entangled(signature, values):
+        return one_by_one(signature, values, _record)
     recorder = device.recorder()
     if _is_read_first(recorder, signature, values):
         return fallback.run_eagerly(signature, values, device)  # no type tells how many are chosen

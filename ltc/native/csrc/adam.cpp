@@ -2,6 +2,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "own_kernels.h"
@@ -72,6 +73,14 @@ bool is_disjoint(const std::vector<Tensor>& update) {
   return true;
 }
 
+// Where two parameters lie in one memory, each operation takes all of them in turn.
+bool have_own_memory(const c10::List<Tensor>& params) {
+  std::vector<const void*> memory;
+  for (const Tensor& one : params) memory.push_back(storage_of(one));
+  std::sort(memory.begin(), memory.end());
+  return std::adjacent_find(memory.begin(), memory.end()) == memory.end();
+}
+
 }  // namespace
 
 bool run_adam(const torch::jit::Stack& host) {
@@ -93,6 +102,7 @@ bool run_adam(const torch::jit::Stack& host) {
       if (one.sizes() != x.sizes() || one.scalar_type() != x.scalar_type() || !one.is_contiguous()) return false;
     if (!is_disjoint(update)) return false;
   }
+  if (!have_own_memory(all[0])) return false;
   if (!(by.weight < 0.5)) return false;  // torch's lerp then adds in the other direction
   for (size_t i = 0; i < count; i++) {
     const Tensor x = all[0].get(i), most = by.amsgrad ? all[4].get(i) : Tensor();

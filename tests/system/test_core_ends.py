@@ -1,0 +1,286 @@
+"""Recordings that the core follows and ends: as on the CPU, whatever comes between two of them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
+from ltc.native.core import CORE
+from ltc.runtime.background import compile_behind
+from tests.recorders import process_of_one_device
+
+pytestmark = pytest.mark.skipif(CORE is None, reason="needs LTC_NATIVE and a core that is built")
+STEPS, LATE = 16, 12  # from some step on each ends in the core; LATE is behind that
+
+
+@contextmanager
+def as_users_run():
+    """Without LTC_CHECK, which looks at each kernel, so that no launch is the core's."""
+    with process_of_one_device(LTC_TIER="auto", LTC_CHECK=False), metrics.counted() as grown:
+        yield grown
+
+
+class Training:
+    """A loop whose steps end at a mark, a read, or both.
+
+    Attributes:
+        kept: What an event keeps for later steps, and what is compared at the end.
+    """
+
+    def __init__(self, device: str, make_optimizer: Callable[..., Any]) -> None:
+        torch.manual_seed(3)
+        layers = [nn.Embedding(11, 6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)]
+        self.device = device
+        self.net = nn.Sequential(*layers).double().to(device)
+        self.optimizer = make_optimizer(self.net.parameters())
+        self.rows = 5
+        self.reads = self.marks = True
+        self.kept: list[Any] = []
+        self.losses: list[Any] = []
+
+    def step(self, number: int) -> torch.Tensor:
+        index = (torch.arange(self.rows) * (number + 1) % 11).to(self.device)
+        wanted = (torch.arange(self.rows) % 3).to(self.device)
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.net(index), wanted)
+        loss.backward()
+        self.optimizer.step()
+        if self.device != "cpu" and self.marks:
+            ltm.mark_step()
+        if self.reads:
+            self.losses.append(loss.item())
+        if self.device != "cpu":
+            compile_behind.wait()
+        return loss
+
+    def run(self, event: Callable[[Training], Any] | None = None) -> list[torch.Tensor]:
+        for number in range(STEPS):
+            if event is not None and number == LATE:
+                event(self)
+            loss = self.step(number)
+        states = [one for state in self.optimizer.state.values() for one in state.values()]
+        kept = [one for one in self.kept if isinstance(one, torch.Tensor)]
+        tensors = [*self.net.parameters(), *states, *kept, loss]
+        return [one.detach().cpu() for one in tensors if isinstance(one, torch.Tensor)]
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def check(make_optimizer=sgd, event=None, least=2, **settings: Any) -> Any:
+    """Compare a training with the CPU's; at least so many of its launches were the core's."""
+    with as_users_run() as grown:
+        mine = Training("ltc", make_optimizer)
+        vars(mine).update(settings)
+        found = mine.run(event)
+    theirs = Training("cpu", make_optimizer)
+    vars(theirs).update(settings)
+    torch.testing.assert_close(found, theirs.run(event), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(mine.losses, theirs.losses, rtol=1e-9, atol=1e-12)
+    assert grown["CoreLaunches"] >= least
+    return grown
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+@pytest.mark.parametrize(("reads", "marks"), [(True, True), (True, False), (False, True)])
+def test_a_training_ends_in_the_core(make_optimizer, reads, marks):
+    check(make_optimizer, least=8, reads=reads, marks=marks)
+
+
+def written_over(training: Training) -> None:
+    with torch.no_grad():
+        training.net[1].weight.mul_(0.5)
+        training.net[1].bias[2:5] = 0.25
+
+
+def read(training: Training) -> None:
+    training.kept += [float(training.net[5].weight[0, 0]), training.net[3].bias.detach().cpu().clone()]
+
+
+def replaced(training: Training) -> None:
+    training.net[3].weight.data = training.net[3].weight.data * 2
+
+
+def viewed(training: Training) -> None:
+    """A view that sees the steps to come."""
+    training.kept.append(training.net[3].weight.detach()[1:3])
+
+
+def shared(training: Training) -> None:
+    training.kept.append(training.net[5].bias.detach())
+
+
+def copied(training: Training) -> None:
+    training.kept += [training.net[1].weight.detach().clone(), *copy.deepcopy(training.net).parameters()]
+
+
+def resized(training: Training) -> None:
+    training.rows = 7
+
+
+def saved(training: Training) -> None:
+    """And loaded again, with other values between."""
+    file = io.BytesIO()
+    torch.save([training.net.state_dict(), training.optimizer.state_dict()], file)
+    written_over(training)
+    file.seek(0)
+    net, optimizer = torch.load(file, weights_only=True, map_location=training.device)
+    training.net.load_state_dict(net)
+    training.optimizer.load_state_dict(optimizer)
+
+
+def given_another_rate(training: Training) -> None:
+    training.optimizer.param_groups[0]["lr"] = 0.003
+
+
+def frozen(training: Training) -> None:
+    training.net[0].weight.requires_grad_(False)
+
+
+def hooked(training: Training) -> None:
+    training.net[1].weight.register_hook(lambda gradient: gradient * 2)
+
+
+def pointed_at(training: Training) -> None:
+    """Two parameters that lie in one memory."""
+    training.net[3].bias.data = training.net[1].bias.data
+
+
+EVENTS = [
+    written_over, read, replaced, viewed, shared, copied, resized, saved, given_another_rate, frozen,
+    hooked, pointed_at,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_happens_between_two_steps(make_optimizer, event):
+    check(make_optimizer, event)
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+def test_what_lives_on_is_kept_at_each_step(make_optimizer):
+    """Another one at each step, so that others are alive at each end."""
+
+    def keep(training: Training) -> None:
+        step = training.step
+
+        def keeping(number: int) -> torch.Tensor:
+            loss = step(number)
+            training.kept.append(loss if number % 3 else training.net[1].weight.grad)
+            return loss
+
+        training.step = keeping
+
+    check(make_optimizer, keep)
+
+
+def test_an_index_that_does_not_exist_is_an_error_of_its_step():
+    with as_users_run() as grown:
+        training = Training("ltc", sgd)
+        for number in range(LATE):
+            training.step(number)
+        assert grown["CoreLaunches"] >= 2
+        before = [one.detach().cpu() for one in training.net.parameters()]
+        training.optimizer.zero_grad()
+        index = torch.tensor([1, 11, 2, 3, 4]).to("ltc")
+        wanted = (torch.arange(5) % 3).to("ltc")
+        nn.functional.cross_entropy(training.net(index), wanted).backward()
+        training.optimizer.step()
+        with pytest.raises(IndexError, match="11"):
+            ltm.mark_step()
+        for mine, theirs in zip(training.net.parameters(), before):
+            assert torch.equal(mine.detach().cpu(), theirs)
+        training.step(LATE)
+    theirs = Training("cpu", sgd)
+    for number in range(LATE + 1):
+        theirs.step(number)
+    torch.testing.assert_close(training.losses, theirs.losses, rtol=1e-9, atol=1e-12)
+
+
+def test_a_thread_that_comes_to_use_the_device():
+    def begin(training: Training) -> None:
+        made = []
+        thread = threading.Thread(
+            target=lambda: made.append((training.net[1].weight.detach() * 2).sum().item())
+        )
+        thread.start()
+        thread.join()
+        training.kept.append(made[0])
+
+    check(sgd, begin)
+
+
+def test_a_profile_shows_the_kernels_of_steps_that_ended_in_the_core():
+    def profiled(training: Training) -> None:
+        if training.device == "ltc":
+            with ltc.profile() as profile:
+                for number in range(3):
+                    training.step(number)
+            assert profile.kernels
+        else:
+            for number in range(3):
+                training.step(number)
+
+    check(sgd, profiled)
+
+
+NUMBERS = [0.5, 2, True, 1e300, -1e-300, float("inf"), float("nan"), 2**40, -(2**31) - 1, 300]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+)
+def test_a_number_that_changes_is_what_torch_makes_of_it(dtype):
+    def steps(device: str) -> list[Any]:
+        x, found = torch.arange(3).to(dtype).to(device), []
+        for k in range(8 + len(NUMBERS)):
+            number = NUMBERS[k - 8] if k >= 8 else k + 1
+            number = float(number) if dtype.is_floating_point else number
+            try:
+                y = x
+                for _ in range(20):
+                    y = (y * 1 + number) % 7 if dtype.is_floating_point else y * 1 + number
+                if device != "cpu":
+                    ltm.mark_step()
+                    compile_behind.wait()
+                found.append(y.cpu())
+            except (RuntimeError, OverflowError, TypeError) as error:
+                found.append(type(error))
+        return found
+
+    with as_users_run():
+        mine = steps("ltc")
+    for one, other in zip(mine, steps("cpu"), strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, equal_nan=True)
+        else:
+            assert (one is other) or isinstance(one, type) == isinstance(other, type)
+
+
+def test_the_memory_of_steps_that_end_in_the_core_does_not_grow():
+    with as_users_run() as grown:
+        training = Training("ltc", adamw)
+        held = []
+        for number in range(40):
+            training.step(number)
+            if number >= LATE:
+                held.append(ltm.get_memory_info("ltc:0")["bytes_used"])
+        assert grown["CoreLaunches"] >= 20
+    assert len(set(held)) == 1
