@@ -155,9 +155,12 @@ class Policy:
     def is_settled(self, path: Path, behind: Path, weight: int) -> bool:
         """Return True if a path that was summed up changes nothing but counts, as often as it comes so.
 
-        It is too short for a program, and came behind the same one before; no other is looked for.
+        It is too short for a program, and came behind the same one before; no other is looked for, and what
+        comes behind it is not to be followed once its program is ready.
         """
         is_known = behind.following is path and path.returns >= 0
+        if path.following is not None and path.following.program is not None:
+            return False
         return is_known and self._is_short(weight, is_of_reads=False) and not (
             self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause
         )  # fmt: skip
