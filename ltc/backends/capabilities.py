@@ -44,7 +44,7 @@ class ComputationCapabilities(_Capabilities):
         begin: (buffers, scalars): as Computation.launch, but it returns once the device has the work.
             Its outputs may be launched with at once; they may be read once the token says so. None
             of a launch that is over.
-        in_frame: How native code launches it; None where a launch takes Python.
+        in_frame: The launch as native code makes it; None where it takes Python.
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()

@@ -12,7 +12,6 @@ import enum
 from typing import Protocol
 
 MIN_RETURNS = 1  # times a path comes back before its program is asked for
-MIN_SAVED = 256  # calls of the core that a program would have saved since its path came
 MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
 LAUNCH_CALLS = 16  # calls that take as long as a launch and a read of its result
 CALLS_OF_CORE = 6  # calls that take as long in the core as one in Python
@@ -178,14 +177,16 @@ class Policy:
         of_symbols: int,
         is_of_reads: bool,
         like: Path | None,
+        in_core: bool = False,
     ) -> None:
         """A path that was summed up has ended: note the next ones if it has come back.
 
         Args:
             weight, of_symbols: of its calls, and of them on a path of symbols.
             like: the memory of all paths that differ from it in sizes alone; None if it is the first.
+            in_core: the weight is that of a path which the core would follow and launch.
         """
-        comes_back = self.noted(path, behind, weight, is_of_reads, like is not None)
+        comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
         if comes_back and is_power_of_two(path.returns):
             behind.awaits = True
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
@@ -194,7 +195,13 @@ class Policy:
                 self._wanted = 2  # the path of symbols is found from two
 
     def noted(
-        self, path: Path, behind: Path, weight: int, is_of_reads: bool, joins: bool = False
+        self,
+        path: Path,
+        behind: Path,
+        weight: int,
+        is_of_reads: bool,
+        joins: bool = False,
+        in_core: bool = False,
     ) -> bool:
         """A noted path has ended. Return True if its program is to be asked for now.
 
@@ -202,6 +209,7 @@ class Policy:
             weight: of its calls; 1 of a single one.
             is_of_reads: a read ends it, and no optimizer made a step: it may be one of many reads.
             joins: the path is one of symbols, of which this is the second size.
+            in_core: the weight is that of a path which the core would follow and launch.
         """
         self._note_place(path, behind)
         path.returns += 1
@@ -210,7 +218,9 @@ class Policy:
         self._count_short(weight, is_of_reads)
         if self._is_short(weight, is_of_reads) or weight < 2 or _is_asked_for(path):
             return False
-        if self.calls_are_quick and path.ends_in_core and path.returns * weight < MIN_SAVED:
+        if (
+            in_core and self.calls_are_quick and path.returns * weight < LAUNCH_CALLS**2
+        ):  # launches that it would have saved
             return False
         return path.returns >= MIN_RETURNS + (self._idle >= MAX_IDLE_PROGRAMS)
 

@@ -33,7 +33,10 @@ from ltc.support.torch_private import is_profiled, record_region
 
 _LAUNCHES = Often((), (("TensorsGraphSize", "value"), ("DeviceLockWait", "time")))
 _RUNS = Often((), (("ExecuteTime", "time"),))
-note_launch, note_run = _LAUNCHES.happened, _RUNS.happened  # (calls, nanoseconds waited); (nanoseconds)
+note_launch, note_run = (
+    _LAUNCHES.happened,
+    _RUNS.happened,
+)  # (calls, nanoseconds waited); (nanoseconds)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,9 @@ class DiskCache:
 
     def _made_key(self, folder: OwnFolder) -> bytes:
         """Return a new key, or the key of another process that was faster. Raises OSError."""
-        was_there = folder.identity(_KEY) is not None  # asked before the key is read: one may appear
+        was_there = (
+            folder.identity(_KEY) is not None
+        )  # asked before the key is read: one may appear
         key = self._key_in(folder)
         if key is not None:
             return key

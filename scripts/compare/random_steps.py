@@ -37,6 +37,7 @@ COUNTED = {
     "ImmediateSteps": "immediate steps",
     "SideExits": "side exits",
     "CallByCallRuns": "runs call by call",
+    "CoreLaunches": "launches of the core",
     "SymbolicPrograms": "programs of symbols",
     "SymbolicSizes": "runs at sizes of symbols",
 }
@@ -50,6 +51,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=100, help="number of programs")
     parser.add_argument("--text", action="store_true", help="print the function and stop")
     parser.add_argument("--aliases", action="store_true", help="arguments share memory")
+    parser.add_argument(
+        "--loops", action="store_true", help="the same in a loop that nothing replays"
+    )
     parser.add_argument("--tier", choices=aliased_steps.TIERS, help="with --aliases; default: each")
     small = "small steps get programs as well, though the native core runs them as quickly without"
     parser.add_argument("--small-steps", action="store_true", help=small)
@@ -96,23 +100,31 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        was_seen = self.counts["calls replayed"] and self.counts["programs compiled"]
+        ran = self.counts["calls replayed"] or self.counts["launches of the core"]
+        was_seen = ran and self.counts["programs compiled"]
         return bool(was_seen) and not self.counts["failed"]
+
+
+def _text(options: argparse.Namespace, seed: int) -> str:
+    if options.loops or options.aliases:
+        return aliased_steps.aliased_step(seed, options.loops).text
+    return step_functions.step_function(seed).text
 
 
 def main() -> int:
     options = parsed()
     run = Run(options)
     if options.text:
-        made = aliased_steps.aliased_step if options.aliases else step_functions.step_function
-        print(made(run.first).text)
+        print(_text(options, run.first))
         return 0
     if options.small_steps:
         follow_small_steps()
     warnings.simplefilter("ignore")  # what is refused is counted
     print(f"step functions from seed {run.first}, from {run.next} on, to {run.end}", flush=True)
     for seed in run.seeds():
-        if options.aliases:
+        if options.loops:
+            run.note(*aliased_steps.judged_loop(seed), f"seed {seed}")
+        elif options.aliases:
             for tier in [options.tier] if options.tier else aliased_steps.TIERS:
                 run.note(*aliased_steps.judged(seed, tier), f"seed {seed}, {tier}")
         else:

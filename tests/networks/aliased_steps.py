@@ -17,10 +17,13 @@ from typing import Any
 import torch
 
 import ltc
+import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
+from ltc.runtime.background import compile_behind
 
 CALLS = 14
+LOOP_CALLS = 36
 TIERS = ("auto", "native")  # in this order: what one has compiled is there for the other
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # all is computed in float64, and stays small
 
@@ -160,7 +163,8 @@ class AliasedStep:
         return made
 
 
-def aliased_step(seed: int) -> AliasedStep:
+def aliased_step(seed: int, is_loop: bool = False) -> AliasedStep:
+    """Return the function of a seed; its calls are mostly alike if they are a loop's."""
     draw = random.Random(seed)
     lines = _lines(draw)
     named = [base for base in BASES if re.search(rf"\b{base[:4].split('.')[0]}", " ".join(lines))]
@@ -175,7 +179,7 @@ def aliased_step(seed: int) -> AliasedStep:
         "momentum": draw.choice(["", ", momentum=0.5"]),
         "lines": _indented(lines, 8),
         "kinds": _indented([part for n, one in enumerate(kinds) for part in _lines_of(n, one)], 8),
-        "order": _order(draw, len(kinds)),
+        "order": _order_of_loop(seed, len(kinds)) if is_loop else _order(draw, len(kinds)),
         "between": _indented(["pass", *_between(draw)], 8),
     }
     unnamed = TEMPLATE.format(named="()", **parts)
@@ -264,6 +268,15 @@ def _order(draw: random.Random, kinds: int) -> list[int]:
     return order[:CALLS]
 
 
+def _order_of_loop(seed: int, kinds: int) -> list[int]:
+    """Of the calls' kinds: ten of the first, then each a while."""
+    draw = random.Random(seed)
+    order = [0] * 10
+    while len(order) < LOOP_CALLS:
+        order += [draw.randrange(kinds)] * draw.choice([1, 2, 5, 8])
+    return order[:LOOP_CALLS]
+
+
 # --- judging ------------------------------------------------------------------------------------
 
 
@@ -287,6 +300,46 @@ def judged(seed: int, tier: str) -> tuple[str, dict[str, int]]:
                     f"where no global has an attribute's name"
                 )
     return fault, dict(grown)
+
+
+def judged_loop(seed: int) -> tuple[str, dict[str, int]]:
+    """Where a loop of calls that nothing replays is not what it is on the CPU; counts.
+
+    What lives is looked at behind some calls; behind others there is a mark, or nothing.
+    """
+    step, draw = aliased_step(seed, is_loop=True), random.Random(seed)
+    behind = [draw.choice(["read", "mark", "mark", "mark", ""]) for _ in range(LOOP_CALLS)]
+    behind[-1] = "read"
+    with warnings.catch_warnings(), config.override(LTC_CHECK=0, LTC_TIER="auto"):
+        warnings.simplefilter("ignore")
+        expected = _looped(step, "cpu", behind)
+        with metrics.counted() as grown:
+            found = _looped(step, "ltc", behind)
+    for (number, values), (_, others) in zip(found, expected):
+        for place, (one, other) in enumerate(zip(values, others, strict=True)):
+            if not _is_close(one, other):
+                return f"call {number}: tensor {place} is {one} instead of {other}", dict(grown)
+    same = [number for number, _ in found] == [number for number, _ in expected]
+    return "" if same else "an error of the CPU's did not come, or another one did", dict(grown)
+
+
+def _looped(step: AliasedStep, device: str, behind: list[str]) -> list[tuple[int, list[Any]]]:
+    """What is looked at behind each such call, until one raises."""
+    call, found = step.make(lambda function: function, device), []
+    for number, then in enumerate(behind):
+        try:
+            made = call(number)
+        except (RuntimeError, IndexError):
+            break
+        if then == "read":
+            found.append(
+                (number, [None if one is None else one.detach().cpu().clone() for one in made])
+            )
+        elif then == "mark" and device != "cpu":
+            ltm.mark_step()
+        if device != "cpu":
+            compile_behind.wait()
+    return found
 
 
 def _results(step: AliasedStep, compiled: Callable, device: str) -> Any:

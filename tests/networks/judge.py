@@ -115,20 +115,23 @@ def _kept(state: torch.Tensor, shape: torch.Size, dtype: torch.dtype, p: float) 
 def judged(network: Network) -> Verdict:
     """Runs a network on ltc and on the CPU; raises Impossible where the CPU refuses it.
 
-    With NETWORK_RUNS=repeated it runs as often as it takes to pass through every tier.
+    With NETWORK_RUNS=repeated it runs as often as it takes to pass through every tier, with
+    NETWORK_RUNS=steady as often at its own size.
     """
-    repeated = os.environ.get("NETWORK_RUNS") == "repeated"
+    runs = os.environ.get("NETWORK_RUNS", "once")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _judged_each_time(network) if repeated else _judged(network)
+            if runs == "once":
+                return _judged(network)
+            return _judged_each_time(network, runs == "steady")
         finally:
             torch.set_num_threads(1)
 
 
-def _judged_each_time(network: Network) -> Verdict:
+def _judged_each_time(network: Network, is_steady: bool) -> Verdict:
     verdict = Verdict()
-    for verdict.run, one in enumerate(runs_of(network)):
+    for verdict.run, one in enumerate(runs_of(network, is_steady)):
         verdict.add(_judged(one))
         if str(verdict):
             break

@@ -28,14 +28,21 @@ from tests.networks.network import Leaf, Network, Step, head, precision
 
 SIZES = 4  # beside the network's own: from the third on a path has symbols
 ORDER = (0, 0, 0, 1, 2, 3, 4, 2, 0, 4)  # of sizes; the third run in a row is compiled
+STEADY = (0,) * 10  # all of its own size: from the sixth run on the core launches most programs
 TRIES = 12  # of other extents, for all sizes together
 SYMBOLIC, COMPILED, CALL_BY_CALL, IMMEDIATE = "symbolic", "compiled", "call by call", "immediate"
+IN_CORE = "launched by the core"
 
 
-def runs_of(network: Network) -> list[Network]:
-    """The network of each run: always the same ones. Each run has values of its own."""
-    sizes = [network, *_other_sizes(network)]
-    return [_with_other_values(sizes[k % len(sizes)], run) for run, k in enumerate(ORDER)]
+def runs_of(network: Network, is_steady: bool) -> list[Network]:
+    """The network of each run: always the same ones. Each run has values of its own.
+
+    Args:
+        is_steady: All have the network's own size.
+    """
+    sizes = [network] if is_steady else [network, *_other_sizes(network)]
+    order = STEADY if is_steady else ORDER
+    return [_with_other_values(sizes[k % len(sizes)], run) for run, k in enumerate(order)]
 
 
 def _with_other_values(network: Network, run: int) -> Network:
@@ -110,9 +117,10 @@ def follow_small_steps() -> None:
 
 @contextmanager
 def counted_by_tier() -> Iterator[Counter[str]]:
-    """Counts the runs of programs by what ran them, and the steps whose calls ran at once."""
+    """Counts the runs of programs by who launched them, and the steps whose calls ran at once."""
     found: Counter[str] = Counter()
-    before = metrics.counter_value("ImmediateSteps") or 0
+    counters = {IMMEDIATE: "ImmediateSteps", IN_CORE: "CoreLaunches"}
+    before = {tier: metrics.counter_value(name) or 0 for tier, name in counters.items()}
     chosen, program_at = Program._chosen, Variant.program_at
     Program._chosen = _counting(chosen, found)  # type: ignore[method-assign]
     Variant.program_at = _marking(program_at)  # type: ignore[method-assign]
@@ -120,7 +128,8 @@ def counted_by_tier() -> Iterator[Counter[str]]:
         yield found
     finally:
         Program._chosen, Variant.program_at = chosen, program_at  # type: ignore[method-assign]
-        found[IMMEDIATE] += (metrics.counter_value("ImmediateSteps") or 0) - before
+        for tier, name in counters.items():
+            found[tier] += (metrics.counter_value(name) or 0) - before[tier]
 
 
 def _counting(chosen: Callable, found: Counter[str]) -> Callable:

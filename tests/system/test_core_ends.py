@@ -17,6 +17,7 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.native.core import CORE
+from ltc.runtime.account import account_of
 from ltc.runtime.background import compile_behind
 from tests.recorders import process_of_one_device
 
@@ -40,7 +41,14 @@ class Training:
 
     def __init__(self, device: str, make_optimizer: Callable[..., Any]) -> None:
         torch.manual_seed(3)
-        layers = [nn.Embedding(11, 6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)]
+        layers = [
+            nn.Embedding(11, 6),
+            nn.Linear(6, 8),
+            nn.Tanh(),
+            nn.Linear(8, 8),
+            nn.Tanh(),
+            nn.Linear(8, 3),
+        ]
         self.device = device
         self.net = nn.Sequential(*layers).double().to(device)
         self.optimizer = make_optimizer(self.net.parameters())
@@ -80,7 +88,7 @@ def sgd(parameters):
 
 
 def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=0.01)
+    return torch.optim.AdamW(parameters, lr=0.01, foreach=True)  # as on a device of PyTorch's
 
 
 def check(make_optimizer=sgd, event=None, least=2, **settings: Any) -> Any:
@@ -100,7 +108,7 @@ def check(make_optimizer=sgd, event=None, least=2, **settings: Any) -> Any:
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw])
 @pytest.mark.parametrize(("reads", "marks"), [(True, True), (True, False), (False, True)])
 def test_a_training_ends_in_the_core(make_optimizer, reads, marks):
-    check(make_optimizer, least=8, reads=reads, marks=marks)
+    check(make_optimizer, least=5, reads=reads, marks=marks)
 
 
 def written_over(training: Training) -> None:
@@ -110,7 +118,10 @@ def written_over(training: Training) -> None:
 
 
 def read(training: Training) -> None:
-    training.kept += [float(training.net[5].weight[0, 0]), training.net[3].bias.detach().cpu().clone()]
+    training.kept += [
+        float(training.net[5].weight[0, 0]),
+        training.net[3].bias.detach().cpu().clone(),
+    ]
 
 
 def replaced(training: Training) -> None:
@@ -127,7 +138,10 @@ def shared(training: Training) -> None:
 
 
 def copied(training: Training) -> None:
-    training.kept += [training.net[1].weight.detach().clone(), *copy.deepcopy(training.net).parameters()]
+    training.kept += [
+        training.net[1].weight.detach().clone(),
+        *copy.deepcopy(training.net).parameters(),
+    ]
 
 
 def resized(training: Training) -> None:
@@ -227,13 +241,13 @@ def test_a_thread_that_comes_to_use_the_device():
     check(sgd, begin)
 
 
-def test_a_profile_shows_the_kernels_of_steps_that_ended_in_the_core():
+def test_a_profile_shows_the_kernels_of_steps_that_ended_in_the_core(tmp_path):
     def profiled(training: Training) -> None:
         if training.device == "ltc":
-            with ltc.profile() as profile:
+            with ltc.profile(str(tmp_path / "out.json")) as profile:
                 for number in range(3):
                     training.step(number)
-            assert profile.kernels
+            assert len(profile.trace["ltc"]["steps"]) == 3
         else:
             for number in range(3):
                 training.step(number)
@@ -245,7 +259,8 @@ NUMBERS = [0.5, 2, True, 1e300, -1e-300, float("inf"), float("nan"), 2**40, -(2*
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+    "dtype",
+    [torch.float64, torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8],
 )
 def test_a_number_that_changes_is_what_torch_makes_of_it(dtype):
     def steps(device: str) -> list[Any]:
@@ -281,6 +296,6 @@ def test_the_memory_of_steps_that_end_in_the_core_does_not_grow():
         for number in range(40):
             training.step(number)
             if number >= LATE:
-                held.append(ltm.get_memory_info("ltc:0")["bytes_used"])
+                held.append(account_of(0).bytes)
         assert grown["CoreLaunches"] >= 20
     assert len(set(held)) == 1

@@ -301,9 +301,9 @@ def heard(monkeypatch):
     """The ends of recordings that the policy hears of."""
     ends, tell = [], Policy.sketched
 
-    def sketched(self, path, behind, weight, of_symbols, is_of_reads, like) -> None:
+    def sketched(self, path, behind, weight, of_symbols, is_of_reads, *others) -> None:
         ends.append(is_of_reads)
-        tell(self, path, behind, weight, of_symbols, is_of_reads, like)
+        tell(self, path, behind, weight, of_symbols, is_of_reads, *others)
 
     monkeypatch.setattr(Policy, "sketched", sketched)
     return ends

@@ -476,7 +476,7 @@ NO_STATE = {
     "program_of_sizes.MOST_READY": "a bound of memory",
 }
 # Files that take the time, to tell it and not to decide by it.
-TELL_TIMES = {"tensors", "sync", "program_of_sizes"}
+TELL_TIMES = {"tensors", "sync", "program_of_sizes", "tracks", "core_ends"}
 
 
 def files_of_the_state_machine() -> list[File]:

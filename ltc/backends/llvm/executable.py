@@ -14,8 +14,8 @@ import torch
 
 from ltc import errors
 from ltc.backends import collective_runner
-from ltc.backends.eager import LOWERING
 from ltc.backends.capabilities import FrameLaunch
+from ltc.backends.eager import LOWERING
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm.host_computation import HostComputation
 from ltc.backends.llvm.output_pool import LARGE_BYTES, copied, maker_of

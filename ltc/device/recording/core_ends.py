@@ -34,11 +34,14 @@ class CoreEnd:
     """The end of a track's recordings in the core.
 
     Attributes:
+        longest: Seconds that a launch may take: a longer program runs behind its caller, since that
+        gains more than an end in Python takes.
         leaf: The last entry of the path.
         weight: The policy's weight of the path.
     """
 
-    def __init__(self, recorder: Recorder, ended: Any, launch: FrameLaunch) -> None:
+    def __init__(self, recorder: Recorder, ended: Any, launch: FrameLaunch, longest: float) -> None:
+        self.longest = longest
         binding: ProgramBinding = ended.binding
         self._made = ended.made, ended.died
         self._binding, self._launch = binding, launch
@@ -49,9 +52,9 @@ class CoreEnd:
         )
 
     def program(self) -> Program | None:
-        """Return the program if it is to be launched as it was: short, and in the caller's thread."""
+        """Return the program if it is to be launched as it was, in the caller's thread."""
         program = known_program(self._binding)
-        if program is None or program.seconds > SHORT_SECONDS:
+        if program is None or program.seconds > self.longest:
             return None
         return program if _computation(program) is self._computation() else None
 
@@ -116,17 +119,24 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
     program = None if binding is None else binding.program()
     if program is None or not program.is_ready or recorder.last is not track.entries[-1]:
         return
-    path = recorder.last.ended_path
-    if program.seconds > SHORT_SECONDS:
-        path.ends_in_core = False
-    if track.tried is ended or program.seconds > SHORT_SECONDS:
+    if track.tried is ended:
         return
+    path = recorder.last.ended_path
     track.tried, track.end, path.ends_in_core = ended, None, False
     launch = None if program.exchanges or program.is_verified else program.in_frame()
     words = None if launch is None else _words(walk, ended, alive, launch)
     if launch is not None and words is not None:
         CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
-        track.end, path.ends_in_core = CoreEnd(recorder, ended, launch), True
+        track.end, path.ends_in_core = (
+            CoreEnd(recorder, ended, launch, _longest(walk, program)),
+            True,
+        )
+
+
+def _longest(walk: Any, program: Program) -> float:
+    """Return the seconds that Python took to end the recording, or else of a program that runs at once."""
+    took = (perf_counter_ns() - walk.caught_up) * 1e-9
+    return max(SHORT_SECONDS, took - program.seconds)
 
 
 def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list[int] | None:

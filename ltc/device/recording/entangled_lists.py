@@ -37,7 +37,13 @@ def are_entangled(written: Sequence[list[State]], others: Sequence[list[State]])
         return False
     written_before: set[State] = set()
     for place in range(max(map(len, written))):
-        if any([(s.base or s) in written_before for states in others for s in states[place : place + 1]]):
+        if any(
+            [
+                (s.base or s) in written_before
+                for states in others
+                for s in states[place : place + 1]
+            ]
+        ):
             return True
         written_before |= {s.base or s for states in written for s in states[place : place + 1]}
     return False

@@ -405,7 +405,8 @@ def _may_end_in_core(recorder: Recorder, path: Path, followed: int = 0) -> bool:
     Args:
         followed: its calls that Python follows.
     """
-    return path.ends_in_core and not followed and recorder.device.has_one_recorder()
+    is_alone = len(recorder.device.recorders) == 1  # those of ended threads stay meanwhile
+    return path.ends_in_core and not followed and is_alone
 
 
 def _is_of_reads(recorder: Recorder, is_read: bool) -> bool:
@@ -467,15 +468,13 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     entry = recorder.sketches.entry_of(summed.exact, summed.shape)
     path, behind = entry.ended_path, recorder.ended.ended_path
     like = recorder.sketches.like(summed.shape)
-    weight, of_symbols = (
-        recorder.policy.weight(
-            summed.calls, summed.nbytes, summed.inputs, followed, _may_end_in_core(recorder, path, followed)
-        )
-        for followed in (0, summed.entries)
-    )
+    in_core = _may_end_in_core(recorder, path)
+    weigh = recorder.policy.weight
+    weight = weigh(summed.calls, summed.nbytes, summed.inputs, in_core=in_core)
+    of_symbols = weigh(summed.calls, summed.nbytes, summed.inputs, summed.entries)
     of_reads = _is_of_reads(recorder, is_read)
     session.settle(recorder.policy.is_settled(path, behind, weight) and of_reads is is_read)
-    recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like)
+    recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
     return entry
 
 
@@ -496,7 +495,7 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> N
     weight = recorder.policy.weight(calls, leaf.size, inputs, followed, in_core)
     if is_new and recorder.policy.sketches:
         path.returns = max(path.returns, 0)  # its sketch has come back, else it was not noted
-    if not recorder.policy.noted(path, behind, weight, reads, joins):
+    if not recorder.policy.noted(path, behind, weight, reads, joins, in_core):
         return
     outputs, replaced = session.notes.outcome()
     if not outputs:

@@ -225,10 +225,17 @@ class Recorder:
             told = torch.ops.ltc_core.end_walk(self.session)
         walk.catch_up(self, told)
         self.walked = None if walk.is_left_early else walk
-        if walk.is_left_early:
+        if walk.is_left_early and self.last is not self.root:
             metrics.count("TracksLeft")
             if walk.track.is_to_be_learned_again():
                 self.ended.track = None
+
+    def walk_again(self, recording: int) -> None:
+        """Leave the recording of that number to the core again, unless something is recorded in it by now."""
+        is_untouched = self.recordings == recording and self.last is self.root and not self.inputs
+        is_free = self.walk is None and self.learner is None and self.immediate is None
+        if CORE is not None and is_untouched and is_free and not self.interrupted:
+            self._choose_track(CORE)
 
     def stop_walk(self) -> None:
         """The core's kernels follow no call from now on; one that is under way is over by then."""

@@ -89,9 +89,13 @@ def exclusively(recorder: Recorder, action: Callable[..., Any], *arguments: Any)
 
 
 def _begin(recorder: Recorder, action: Callable[..., Any], arguments: tuple) -> Any:
+    walk, recording = recorder.walk, recorder.recordings
     recorder.catch_up()
     recorder.interrupted = False  # what is read from here on is of one recording
-    return action(*arguments)
+    result = action(*arguments)
+    if walk is not None:
+        recorder.walk_again(recording)
+    return result
 
 
 def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> Any:

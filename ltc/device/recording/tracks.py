@@ -9,6 +9,7 @@ end of the recording: it is then in the state in which it would be after followi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Track:
         values: The values of the tensors, by the numbers that the core knows.
         inputs: The values of the inputs, in their order on the path.
         misses: Walks that have left it.
-        end: How its recordings end in the core; None where they end in Python.
+        end: The end of its recordings in the core; None where they end in Python.
         tried: The end in Python from which `end` is, or else is not to be had.
     """
 
@@ -68,6 +69,7 @@ class Walk:
         values: By name the number of the value of each of these; -1 of one that keeps what it had.
         inputs: The names of the inputs, in their order.
         count: The number of names.
+        caught_up: When Python began to catch up, in nanoseconds of time.perf_counter_ns.
     """
 
     def __init__(self, track: Track) -> None:
@@ -77,7 +79,7 @@ class Walk:
         self.names: dict[int, int] = {}
         self.values: dict[int, int] = {}
         self.inputs: list[int] = []
-        self.count = 0
+        self.count = self.caught_up = 0
 
     def open(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> bool:
         """Let go of the values of tensors that are written to; return False where one has none."""
@@ -113,6 +115,7 @@ class Walk:
         Args:
             told: The core's record of the walk: see `Walk::caught_up` in tracks.cpp.
         """
+        self.caught_up = perf_counter_ns()
         position, made, scalars, inputs, tensors, names, values, views, self.count = told
         for state, buffer in self._opened.items():
             state.value, state.buffer = None, buffer

@@ -28,7 +28,8 @@ const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
 const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
 
 // A copy to the CPU is a read.
-bool is_read(const Overload& overload, const torch::jit::Stack& stack) {
+bool is_read(Overload& overload, const torch::jit::Stack& stack) {
+  if (overload.rule < 0) overload.prepare();
   if (!(overload.rule & COPIES)) return false;
   const auto first = stack.end() - overload.kinds.size();
   return first[3].isDevice() && first[3].toDevice().is_cpu() && !first[0].toTensor().is_cpu();
@@ -60,7 +61,7 @@ void zero_bytes(const c10::Storage& memory) {
 class Call {
  public:
   // `is_value`: a gradient that a formula repeats is no view of another, though it may lie in its memory.
-  Call(const Overload& overload, torch::jit::Stack* stack, bool is_value)
+  Call(Overload& overload, torch::jit::Stack* stack, bool is_value)
       : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()),
         is_value_(is_value), is_download_(is_read(overload, *stack)) {}
 
@@ -321,7 +322,7 @@ class Call {
     return false;
   }
 
-  const Overload& overload_;
+  Overload& overload_;
   torch::jit::Stack* stack_;
   const size_t first_;
   torch::jit::Stack host_;
@@ -348,8 +349,8 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   if (is_of_formula && called_by_python()) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, is_of_formula && (overload.rule & IS_EXPAND) && !replays_a_write());
-  const bool is_upload = call.is_upload();
-  if (!call.prepare(why) || !(is_upload || session.is_entered.load(std::memory_order_relaxed))) return false;
+  const bool is_upload = call.is_upload(), is_beside_walk = is_upload || (call.is_download() && session.is_walking);
+  if (!call.prepare(why) || !(is_beside_walk || session.is_entered.load(std::memory_order_relaxed))) return false;
   if (call.reads() && !may_look()) return false;
   try {
     call.run();
@@ -369,11 +370,8 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   return true;
 }
 
-// True if the value of a tensor in the walk is copied to the CPU.
-bool reads_walked(Overload& overload, const torch::jit::Stack& stack) {
-  if (overload.rule < 0) overload.prepare();
-  if (!is_read(overload, stack)) return false;
-  const auto* held = held_by(stack[stack.size() - overload.kinds.size()].toTensor());
+bool is_walked(const Tensor& tensor) {
+  const auto* held = held_by(tensor);
   return held && held->is_walked;
 }
 
@@ -386,7 +384,6 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
     const auto walk = session.walk;
     next = walk->call(overload, stack);
   }
-  if (next == Walk::Next::LEFT && reads_walked(overload, *stack) && ends_at_read(false)) return false;
   if (next == Walk::Next::LEFT) catch_up();
   if (next == Walk::Next::FOLLOWED) followed_here.fetch_add(1, std::memory_order_relaxed);
   return next == Walk::Next::FOLLOWED;
@@ -397,7 +394,9 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
 void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::jit::Stack* stack) {
   Session& session = this_thread();
   if (session.is_walking.load(std::memory_order_relaxed) && !session.depth) {
-    if (is_upload(overload, *stack)) return run_upload(session, stack);
+    const bool reads = is_read(overload, *stack);
+    if (reads && is_walked((*stack)[stack->size() - overload.kinds.size()].toTensor()) && !ends_at_read(false)) catch_up();
+    if (reads || is_upload(overload, *stack)) return run_beside_walk(session, stack);
     if (followed(overload, session, stack)) return;
   }
   const bool is_sketched = session.sketch.is_on && !session.depth;
@@ -421,8 +420,8 @@ void CallKernel::run(Session& session, torch::jit::Stack* stack) {
   left(session, why, stack);
 }
 
-// Beside a walk, which it changes nothing of.
-void CallKernel::run_upload(Session& session, torch::jit::Stack* stack) {
+// A copy from or to the CPU, of which the walk knows nothing.
+void CallKernel::run_beside_walk(Session& session, torch::jit::Stack* stack) {
   Reason why = OPERAND;
   {
     Inside inside(session);
@@ -434,7 +433,8 @@ void CallKernel::run_upload(Session& session, torch::jit::Stack* stack) {
 void CallKernel::left(Session& session, Reason why, torch::jit::Stack* stack) {
   left_to_python[why].fetch_add(1, std::memory_order_relaxed);
   overload.left_to_python.fetch_add(1, std::memory_order_relaxed);
-  if (session.learner && !session.depth && !is_upload(overload, *stack)) learn(session, stack);
+  const bool is_noted = session.learner && !session.depth && !is_upload(overload, *stack) && !is_read(overload, *stack);
+  if (is_noted) learn(session, stack);
   else leave(session, stack);
 }
 

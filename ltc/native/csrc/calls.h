@@ -16,7 +16,7 @@ struct CallKernel : c10::OperatorKernel {
 
  private:
   void run(Session& session, torch::jit::Stack* stack);
-  void run_upload(Session& session, torch::jit::Stack* stack);
+  void run_beside_walk(Session& session, torch::jit::Stack* stack);
   void leave(Session& session, torch::jit::Stack* stack);
   void learn(Session& session, torch::jit::Stack* stack);
 };

@@ -33,6 +33,7 @@ bool note_read(const Tensor& value, bool is_number) {
 
 bool may_read_here(const Tensor& value, bool is_number) {
   Session& session = this_thread();
+  if (session.is_walking) return note_read(value, is_number);  // it is no value of the walk: nothing ends
   if (session.calls < session.reads_until) session.read_at = session.calls;
   else if (!passes_cut(session, is_number)) return may_read(value, is_number);
   return note_read(value, is_number);
