@@ -122,7 +122,7 @@ class LlvmComputation(HostComputation):
         return ComputationCapabilities(self._aliased_outputs, in_frame=self._in_frame)
 
     def _in_frame(self) -> FrameLaunch | None:
-        """How native code launches it: kernels alone, whose checks come before they write over inputs."""
+        """The launch of kernels alone, whose checks come before they write over inputs; else None."""
         plan, cells = self.plan, self._cells.formats
         run = self._runs[0] if len(self._runs) == 1 else None
         is_plain = not (plan.sums.all or plan.guard or self._made_outputs or self._more_values)

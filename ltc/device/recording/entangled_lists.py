@@ -25,7 +25,7 @@ def are_entangled(written: Sequence[list[State]], others: Sequence[list[State]])
 
     Args:
         written: The states of each list that is written to.
-        others: Those of each list that is read.
+        others: The states of each list that is read.
     """
     seen: set[State] = set()
     for states in written:
