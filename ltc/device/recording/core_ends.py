@@ -142,11 +142,13 @@ def _longest(walk: Any, program: Program) -> float:
 def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list[int] | None:
     """Return what the core has to know of an end: see Exit in exits.h; None where it cannot make it."""
     signature, binding = ended.signature, ended.binding
-    if ended.own or ended.shared or ended.several or signature.bases or not signature.alone:
+    if ended.own or ended.shared or ended.several or not signature.alone:
         return None
     values = dict.fromkeys(range(walk.count), _GONE) | walk.values
     holders = [walk.names[id(alive[one[0]])] for one in ended.holders if one]
-    with_values = [name for name, value in values.items() if value > _NO_VALUE]
+    with_values = [
+        name for name, value in values.items() if value > _NO_VALUE and name not in walk.views
+    ]
     if len(holders) != len(ended.outputs) or sorted(holders) != sorted(with_values):
         return None
     inputs = [walk.inputs[binding.inputs[position]] for position in launch.inputs]

@@ -68,6 +68,7 @@ class Walk:
         names: The core's name of each state that is alive, by its id; known once Python has caught up.
         values: By name the number of the value of each of these; -1 of one that keeps what it had.
         inputs: The names of the inputs, in their order.
+        views: The names of those that are views; the core derives them anew.
         count: The number of names.
         caught_up: When Python began to catch up, in nanoseconds of time.perf_counter_ns.
     """
@@ -79,6 +80,7 @@ class Walk:
         self.names: dict[int, int] = {}
         self.values: dict[int, int] = {}
         self.inputs: list[int] = []
+        self.views: set[int] = set()
         self.count = self.caught_up = 0
 
     def open(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> bool:
@@ -140,6 +142,7 @@ class Walk:
             states[base].add_view(states[name])
         self.names = {id(state): name for name, state in states.items()}
         self.values, self.inputs = dict(zip(names, values)), inputs
+        self.views = {name for name, _, _ in views}
         recorder.scalars += scalars
         dead = made - (len(names) - len(inputs))
         metrics.note((("CreateLtcTensor", dead), ("DestroyLtcTensor", dead)))

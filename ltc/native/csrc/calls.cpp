@@ -23,7 +23,6 @@ Session& this_thread() {
 
 namespace {
 
-const DispatchKeySet kCpu(DispatchKey::CPU);
 const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
 const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
 

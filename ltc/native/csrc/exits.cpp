@@ -77,18 +77,51 @@ int64_t* memory(Tensor& kept, int64_t bytes) {
 
 thread_local Tensor frame_here, block_here;
 
-bool has_relatives(HeldValue& held) { return held.base || relatives(held).size() > 1; }
-
 // The memory of a program's input; none where the program cannot have it as it is.
 Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
   if (held.host.sizes() != type.sizes || held.host.dtype() != type.dtype) return Tensor();
   if (!is_written) return held.host.contiguous();
-  if (!may_be_written(held)) return Tensor();
+  have_own_memory(held);
   if (!held.host.is_contiguous()) held.hold(held.host.contiguous());
   return held.host;
 }
 
 }  // namespace
+
+// True if all that changes with a value was made in this walk.
+bool Walk::is_known_family(HeldValue& held) const {
+  if (held.pending < 0 && !held.base) return true;
+  for (auto* one : relatives(held))
+    if (const auto* other = held_by(one); !other || other->walk != number_) return false;
+  return true;
+}
+
+// A view of what is there by now: derived from it by the calls that have made it.
+void Walk::derive(HeldValue& view) const {
+  std::vector<const Link*> all;
+  for (const auto* one = view.link.get(); one; one = one->before.get()) all.push_back(one);
+  Tensor host = held_by(view.base.get())->host;
+  std::shared_ptr<const Link> last;
+  for (auto one = all.rbegin(); one != all.rend(); ++one) {
+    const Step& step = track_->steps[(*one)->step];
+    auto link = std::make_shared<Link>();
+    link->before = std::move(last);
+    link->overload = step.overload;
+    link->index = (*one)->index;
+    for (size_t i = 1; i < step.words.size(); i++) link->arguments.push_back(step.words[i].value);
+    torch::jit::Stack stack{IValue(host)};
+    stack.insert(stack.end(), link->arguments.begin(), link->arguments.end());
+    step.overload->handle.redispatchBoxed(kCpu, &stack);
+    host = link->index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link->index];
+    last = std::move(link);
+  }
+  const bool is_copy = !host.is_alias_of(held_by(view.base.get())->host);
+  view.hold(std::move(host));
+  view.link = std::move(last);
+  std::lock_guard<std::mutex> lock(changes());
+  view.family->copies += is_copy - view.is_copy;
+  view.is_copy = is_copy;
+}
 
 // The tensors that are alive, by name; none of them where others are than the exit says.
 std::vector<Storage> Walk::living(const Exit& exit) const {
@@ -100,11 +133,18 @@ std::vector<Storage> Walk::living(const Exit& exit) const {
     if (storage) {
       auto* held = held_by(storage.get());
       if (!held || held->walk != number_ || held->pending != exit.values[name]) return {};
-      if (held->pending >= 0 && has_relatives(*held)) return {};
+      if (!is_known_family(*held)) return {};
     }
     all.push_back(std::move(storage));
   }
   return all;
+}
+
+// True if the core has the value of an input, by now.
+bool Walk::has_value(c10::StorageImpl* input) const {
+  auto* held = held_by(input);
+  const auto& type = track_->types[held->name];
+  return held->host.defined() || lend_to_walk(over(input, type.sizes, type.dtype), *held);
 }
 
 bool Walk::is_at_exit() const { return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size(); }
@@ -112,36 +152,52 @@ bool Walk::is_at_exit() const { return track_->exit && !is_over_ && !is_compared
 bool Walk::finish(int64_t threads) {
   const auto exit = track_->exit;
   if (!is_at_exit() || exit->values.size() != members_.size()) return false;
+  try {
+    return launched(*exit, threads);
+  } catch (const c10::Error&) {  // there is no memory
+    if (is_over_) throw;
+    return false;
+  }
+}
+
+bool Walk::launched(const Exit& exit, int64_t threads) {
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
-  const auto all = living(*exit);
+  const auto all = living(exit);
   if (all.size() != members_.size()) return false;
-  int64_t* frame = memory(frame_here, exit->frame_bytes);
+  int64_t* frame = memory(frame_here, exit.frame_bytes);
   int64_t* address = frame;
   std::vector<Tensor> hosts, made;
-  for (const auto& input : exit->inputs) {
+  for (const auto& input : exit.inputs) {
     auto* held = held_by(all[input.name].get());
     const auto& type = track_->types[input.name];
-    if (!held->host.defined() && !lend_to_walk(over(all[input.name].get(), type.sizes, type.dtype), *held)) return false;
+    if (!has_value(all[input.name].get())) return false;
     hosts.push_back(input_of(*held, type, input.is_written));
     if (!hosts.back().defined()) return false;
     *address++ = reinterpret_cast<int64_t>(hosts.back().data_ptr());
   }
+  for (const auto& storage : all) {
+    const auto* view = held_by(storage.get());
+    const bool is_of_input = view && view->base && held_by(view->base.get())->pending < 0;
+    if (is_of_input && !has_value(view->base.get())) return false;
+  }
   if (is_over_) return false;  // Python has asked for a value meanwhile
-  for (auto name : exit->made) {
+  for (auto name : exit.made) {
     const auto& type = track_->types[name];
     made.push_back(at::detail::empty_cpu(type.sizes, c10::typeMetaToScalarType(type.dtype)));
     *address++ = reinterpret_cast<int64_t>(made.back().data_ptr());
   }
   *address++ = reinterpret_cast<int64_t>(frame);
-  *address++ = exit->constants;
+  *address++ = exit.constants;
   *address++ = 0;
-  *address++ = reinterpret_cast<int64_t>(memory(block_here, exit->block_bytes));
-  for (const auto& cell : exit->cells)
+  *address++ = reinterpret_cast<int64_t>(memory(block_here, exit.block_bytes));
+  for (const auto& cell : exit.cells)
     if (!cell.holds(numbers_[cell.number], frame)) return false;
-  const auto run = reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit->run);
-  if (run(exit->kernels, frame, threads) >= 0) return false;  // nothing was written over: Python finds out what is wrong
-  for (size_t i = 0; i < made.size(); i++) held_by(all[exit->made[i]].get())->hold(std::move(made[i]));
+  const auto run = reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run);
+  if (run(exit.kernels, frame, threads) >= 0) return false;  // nothing was written over: Python finds out what is wrong
+  for (size_t i = 0; i < made.size(); i++) held_by(all[exit.made[i]].get())->hold(std::move(made[i]));
   is_over_ = true;
+  for (const auto& storage : all)
+    if (auto* held = held_by(storage.get()); held && held->base) derive(*held);
   for (const auto& storage : all)
     if (storage) leave(*held_by(storage.get()));
   inputs_.clear();

@@ -138,8 +138,12 @@ bool may_be_written(HeldValue& held) {
     const bool has_copies = held.family && held.family->copies;
     if (members > 1) return !has_copies && holders == members;
   }
-  if (holders != 1 || !held.host.is_non_overlapping_and_dense()) held.hold(held.host.clone());
+  have_own_memory(held);
   return true;
+}
+
+void have_own_memory(HeldValue& held) {
+  if (holders_of(held.host) != 1 || !held.host.is_non_overlapping_and_dense()) held.hold(held.host.clone());
 }
 
 void leave_family(HeldValue& held) {

@@ -109,6 +109,9 @@ void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const 
 // by nobody else. A value that shares its memory by chance gets a memory of its own first.
 bool may_be_written(HeldValue& held);
 
+// The value is the only one in its memory from now on.
+void have_own_memory(HeldValue& held);
+
 // A view is a tensor of its own from now on.
 void leave_family(HeldValue& held);
 

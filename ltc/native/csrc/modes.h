@@ -33,6 +33,8 @@ inline bool is_untransformed(const at::Tensor& tensor) {
 }
 
 // The keys above the CPU's kernels, which a call below autograd does not ask again.
+inline const c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
+
 inline c10::DispatchKeySet above_cpu() {
   return c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
          c10::DispatchKeySet{c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Python};

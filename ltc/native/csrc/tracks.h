@@ -110,6 +110,10 @@ class Walk {
   IValue renamed(const Tensor& tensor, int64_t name);
   IValue results(const Result& result, const Step& step, const torch::jit::Stack& stack, size_t first);
   std::vector<Storage> living(const Exit& exit) const;
+  bool is_known_family(HeldValue& held) const;
+  void derive(HeldValue& view) const;
+  bool has_value(c10::StorageImpl* input) const;
+  bool launched(const Exit& exit, int64_t threads);
   static void leave(HeldValue& held);
   Tensor made(int64_t name, const Step& step, const torch::jit::Stack& stack, size_t first, int64_t index);
 
