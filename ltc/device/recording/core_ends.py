@@ -24,6 +24,7 @@ from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.program import Program, is_wanted, note_launch, note_run
 from ltc.support.observation.often import Often
 from ltc.support.process.held_signals import held
+from ltc.support.torch_private import plain_functions
 
 _ENDS = Often(("CoreLaunches",), (), ("CreateLtcTensor", "DestroyLtcTensor"))
 _saves = config.reader("LTC_SAVE_TENSORS_FILE")
@@ -91,7 +92,7 @@ def ends_in_core(recorder: Recorder, tell_policy: Any, is_read: bool) -> bool:
     end: CoreEnd | None = None if walk is None else walk.track.end
     if end is None or watching or is_wanted() or any(_saves()) or hints.is_sampling():
         return False
-    with recorder.lock, held:
+    with recorder.lock, held, plain_functions():
         program = end.program() if recorder.walk is walk else None
         executor = executor_of(recorder.device.index)
         if program is None or not executor.is_done or not end.launch(recorder, program):

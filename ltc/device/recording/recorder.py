@@ -221,9 +221,8 @@ class Recorder:
         walk, self.walk = self.walk, None
         if walk is None:
             return
-        with plain_functions():
-            told = torch.ops.ltc_core.end_walk(self.session)
-        walk.catch_up(self, told)
+        with plain_functions():  # nothing is recorded meanwhile by a mode of the user's
+            walk.catch_up(self, torch.ops.ltc_core.end_walk(self.session))
         self.walked = None if walk.is_left_early else walk
         if walk.is_left_early and self.last is not self.root:
             metrics.count("TracksLeft")
