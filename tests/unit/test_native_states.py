@@ -122,6 +122,37 @@ def test_a_path_that_came_back_is_followed_in_the_core(is_left):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
+def train_on_batches(device: str, steps: int) -> list[torch.Tensor]:
+    """The weights after some steps that upload their batch, and the losses."""
+    weight = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64).reshape(3, 3)
+    weight = weight.to(device).requires_grad_()
+    losses = []
+    for number in range(steps):
+        batch = torch.full((10, 3), 0.1 * number, dtype=torch.float64)
+        hidden = batch.to(device) @ weight
+        for _ in range(20):
+            hidden = (hidden + 0.5).tanh()
+        loss = (hidden - batch[:, :1].to(device)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad, alpha=0.1)
+        weight.grad = None
+        losses.append(loss.detach())
+        if device != "cpu":
+            ltm.mark_step()
+            compile_behind.wait()
+    return [weight.detach().cpu(), torch.stack(losses).cpu()]
+
+
+def test_a_path_with_uploads_is_followed_in_the_core():
+    with process_of_one_device(LTC_TIER="auto"):
+        before = CORE.followed()
+        found = train_on_batches("ltc", 12)
+        assert CORE.followed() - before > 4 * 60
+    for mine, theirs in zip(found, train_on_batches("cpu", 12)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
 def summed_gradients(device: str, steps: int) -> torch.Tensor:
     data = torch.linspace(-1, 1, 30).reshape(10, 3).to(device)
     weight = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).to(device).requires_grad_()
