@@ -95,7 +95,9 @@ class Core:
         self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))
         self.calls_of_step = _function(library.ltc_calls_of_step, count, pointer, count)
         self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
-        self.begin_backward = _function(library.ltc_begin_backward, pointer, pointer, pointer)
+        self.begin_backward = _function(
+            library.ltc_begin_backward, pointer, pointer, pointer, pointer
+        )
         self.end_backward = _function(library.ltc_end_backward, None, pointer, pointer)
         self.count = _function(library.ltc_count, count, count)
         self.bytes = _function(library.ltc_bytes, count)

@@ -91,6 +91,56 @@ def test_each_call_that_is_left_to_python_is_counted():
     assert CORE.left_to_python()["aten::native_dropout"] == before + 1
 
 
+def turned(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient arranged anew: a view of another one."""
+    rows = gradient.view(6, 4)[1:]
+    return torch.cat([rows[:1] * 2, rows]).transpose(0, 1)
+
+
+def test_what_a_functions_backward_calls_makes_its_views_in_the_core():
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return turned(gradient)
+
+    def gradients(device: str) -> torch.Tensor:
+        leaf = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(4, 6).to(device)
+        leaf.requires_grad_()
+        for _ in range(2):
+            Turned.apply(leaf).sin().sum().backward()
+        leaf.grad.mul_(3)
+        return leaf.grad.cpu()
+
+    before = CORE.left_to_python()
+    found = gradients("ltc")
+    after = CORE.left_to_python()
+    views = [f"aten::{name}" for name in ("view", "slice.Tensor", "transpose.int")]
+    assert [after.get(name, 0) for name in views] == [before.get(name, 0) for name in views]
+    torch.testing.assert_close(found, gradients("cpu"))
+
+
+def test_views_of_a_hook_share_memory_in_the_core_and_repetitions_do_not():
+    leaf = torch.ones(6).to("ltc").requires_grad_()
+    whole = torch.zeros(2, 3).to("ltc")
+    kept = []
+
+    def hook(parameter: torch.Tensor) -> None:
+        whole.copy_(parameter.grad.view(2, 3))
+        kept.append(whole[0].expand(2, 3)[1:])
+        parameter.grad = whole.view(6)
+
+    leaf.register_post_accumulate_grad_hook(hook)
+    (leaf * 3).sum().backward()
+    leaf.grad.mul_(2)
+    assert whole.tolist() == [[6.0] * 3] * 2
+    kept[0].add_(1)
+    assert kept[0].tolist() == [[4.0] * 3]
+
+
 def train(device: str, steps: int, is_left: bool = False) -> list[torch.Tensor]:
     """The weights after some steps; one in its midst reads a value and writes through a view."""
     torch.manual_seed(0)

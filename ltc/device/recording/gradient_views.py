@@ -39,7 +39,7 @@ class Backward(NamedTuple):
 
 is_grad_enabled, getframe = torch.is_grad_enabled, sys._getframe
 running: dict[int, Backward] = {}  # by thread: the innermost
-_FORMULA = BackwardCFunction.apply.__code__  # it calls a Function's backward
+_FORMULA = BackwardCFunction.apply.__code__  # calls a Function's backward, as the core knows, too
 _REPLAYS_WRITES = "torch::autograd::CopySlices"
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 
@@ -48,7 +48,9 @@ def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """run(*args, **kwargs), after which the views that autograd's formulas made are independent."""
     thread = get_ident()
     outer, running[thread] = running.get(thread), Backward(run.__code__, [])
-    engine = None if CORE is None else CORE.begin_backward(CORE.session(), id(run.__code__))
+    engine = None
+    if CORE is not None:
+        engine = CORE.begin_backward(CORE.session(), id(run.__code__), id(_FORMULA))
     try:
         return run(*args, **kwargs)
     finally:

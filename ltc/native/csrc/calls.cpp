@@ -59,10 +59,10 @@ void zero_bytes(const c10::Storage& memory) {
 // One call, from its operands to its results. Nothing is changed before the kernel runs.
 class Call {
  public:
-  // `is_value`: a gradient that a formula repeats is no view of another, though it may lie in its memory.
-  Call(Overload& overload, torch::jit::Stack* stack, bool is_value)
-      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()),
-        is_value_(is_value), is_download_(is_read(overload, *stack)) {}
+  // A gradient that a formula repeats is no view of another, though it may lie in its memory.
+  Call(Overload& overload, torch::jit::Stack* stack, bool is_formulas)
+      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()), is_formulas_(is_formulas),
+        is_value_(is_formulas && (overload.rule & IS_EXPAND) && !replays_a_write()), is_download_(is_read(overload, *stack)) {}
 
   // The operands as the CPU's kernel takes them; false, and why, where Python has to run the call.
   bool prepare(Reason& why) {
@@ -306,7 +306,7 @@ class Call {
       link_ = std::move(link);
     }
     Tensor made = view_of(shown, std::move(host), link_, is_copied_);
-    if (in_backward() && !c10::GradMode::is_enabled())
+    if (is_formulas_)
       this_thread().made_in_backward.emplace_back(Storage::reclaim_copy(storage_of(made)));
     return made;
   }
@@ -328,12 +328,21 @@ class Call {
   c10::SmallVector<Tensor, 4> written_;
   std::shared_ptr<const Link> link_;
   bool is_copied_ = false, reads_ = false;
-  const bool is_value_, is_download_;
+  const bool is_formulas_, is_value_, is_download_;
 };
 
 void begin(Session& session) {
   session.is_armed = false;
   ltc::begin();
+}
+
+// True if a view would be one through an `expand`, which shows elements several times.
+bool shows_twice(const Overload& overload, const torch::jit::Stack& stack) {
+  if (overload.rule & IS_EXPAND) return true;
+  const auto* held = held_by(stack[stack.size() - overload.kinds.size()].toTensor());
+  const auto* link = held ? held->link.get() : nullptr;
+  while (link && !(link->overload && (link->overload->rule & IS_EXPAND))) link = link->before.get();
+  return link;
 }
 
 // True if the call has run.
@@ -344,10 +353,12 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   why = MODE;
   if (in_some_mode()) return false;
   why = IN_BACKWARD;
-  const bool is_of_formula = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
-  if (is_of_formula && called_by_python()) return false;
+  const bool is_in_backward = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
+  const auto caller = is_in_backward ? caller_in_backward() : Caller::OTHER;
+  if (caller == Caller::FUNCTION) return false;
+  if (is_in_backward && caller == Caller::OTHER && shows_twice(overload, *stack)) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
-  Call call(overload, stack, is_of_formula && (overload.rule & IS_EXPAND) && !replays_a_write());
+  Call call(overload, stack, caller == Caller::FORMULA);
   const bool is_upload = call.is_upload(), is_beside_walk = is_upload || (call.is_download() && session.is_walking);
   if (!call.prepare(why) || !(is_beside_walk || session.is_entered.load(std::memory_order_relaxed))) return false;
   if (call.reads() && !may_look()) return false;

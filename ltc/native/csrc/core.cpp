@@ -317,7 +317,8 @@ int64_t ltc_take_reads(bool of_numbers, int64_t* bytes) {
 }
 
 // A backward begins, run by that code of Python's; the code of the one around it, if there is one.
-const void* ltc_begin_backward(void* session, const void* engine) {
+const void* ltc_begin_backward(void* session, const void* engine, const void* function) {
+  static_cast<ltc::Session*>(session)->function = function;
   return std::exchange(static_cast<ltc::Session*>(session)->engine, engine);
 }
 

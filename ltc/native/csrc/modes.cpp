@@ -3,6 +3,7 @@
 #include "session.h"
 
 #include <dlfcn.h>
+#include <string_view>
 #include <torch/csrc/autograd/function.h>
 
 namespace ltc {
@@ -23,25 +24,64 @@ Function* found(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
+// Of a frame: a reference to drop.
+struct Frames {
+  void* (*first)(void*) = found<void*(void*)>("PyThreadState_GetFrame");
+  void* (*behind)(void*) = found<void*(void*)>("PyFrame_GetBack");
+  void* (*code_of)(void*) = found<void*(void*)>("PyFrame_GetCode");
+  void* (*globals_of)(void*) = found<void*(void*)>("PyFrame_GetGlobals");
+  void* (*item)(void*, const char*) = found<void*(void*, const char*)>("PyDict_GetItemString");
+  const char* (*text)(void*) = found<const char*(void*)>("PyUnicode_AsUTF8");
+  void (*drop)(void*) = found<void(void*)>("Py_DecRef");
+  bool are_found() const { return first && behind && code_of && globals_of && item && text && drop; }
+
+  const void* code(void* frame) const {
+    void* code = code_of(frame);
+    drop(code);  // whoever runs it holds it
+    return code;
+  }
+
+  // A module of ltc's, or code that ltc has made, which has no module.
+  bool is_ours(void* frame) const {
+    void* globals = globals_of(frame);
+    void* name = globals ? item(globals, "__name__") : nullptr;
+    const bool is_so = !name || std::string_view(text(name)).starts_with("ltc.");
+    if (globals) drop(globals);
+    return is_so;
+  }
+};
+
+// The first frame is the caller's. Code of ltc's own asks Python's kernels, which look through it.
+Caller caller(const Frames& frames, void* frame, const Session& session) {
+  if (!frame || frames.code(frame) == session.engine) return frame ? Caller::FORMULA : Caller::FUNCTION;
+  if (frames.is_ours(frame)) return Caller::FUNCTION;
+  void* around = frames.behind(frame);
+  while (around && frames.is_ours(around) && frames.code(around) != session.engine) {
+    void* next = frames.behind(around);
+    frames.drop(around);
+    around = next;
+  }
+  const bool is_body = !around || frames.code(around) == session.function;
+  if (around) frames.drop(around);
+  return is_body ? Caller::FUNCTION : Caller::OTHER;
+}
+
 }  // namespace
 
 // The lock says nothing: torch's bindings let go of it before they dispatch a call.
-bool called_by_python() {
+Caller caller_in_backward() {
   static const auto take_lock = found<int()>("PyGILState_Ensure");
   static const auto drop_lock = found<void(int)>("PyGILState_Release");
   static const auto state = found<void*()>("PyThreadState_Get");
-  static const auto frame_of = found<void*(void*)>("PyThreadState_GetFrame");
-  static const auto code_of = found<void*(void*)>("PyFrame_GetCode");
-  static const auto drop = found<void(void*)>("Py_DecRef");
-  const void* engine = this_thread().engine;
-  if (!engine || !take_lock || !drop_lock || !state || !frame_of || !code_of || !drop) return true;
+  static const Frames frames;
+  const Session& session = this_thread();
+  if (!session.engine || !take_lock || !drop_lock || !state || !frames.are_found()) return Caller::FUNCTION;
   const int held = take_lock();
-  void* frame = frame_of(state());
-  void* code = frame ? code_of(frame) : nullptr;
-  if (code) drop(code);  // whoever runs it holds it
-  if (frame) drop(frame);
+  void* frame = frames.first(state());
+  const auto found = caller(frames, frame, session);
+  if (frame) frames.drop(frame);
   drop_lock(held);
-  return code != engine;
+  return found;
 }
 
 }  // namespace ltc

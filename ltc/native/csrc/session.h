@@ -49,6 +49,7 @@ struct Session {
   int64_t read_at = -1;                // calls before the last read; -1: none since Python last asked
   int64_t looks_after = INT64_MAX;     // Python looks behind so many calls
   const void* engine = nullptr;        // the code of Python's function that runs the backward under way
+  const void* function = nullptr;      // and of the one that calls the backward of a Function
   int64_t depth = 0;                   // of Python's kernels, which make calls of their own
   Sketch sketch;
   SettledCuts cuts;
