@@ -255,6 +255,35 @@ def test_a_profile_shows_the_kernels_of_steps_that_ended_in_the_core(tmp_path):
     check(sgd, profiled)
 
 
+def predictions(device: str, is_written: bool) -> list[Any]:
+    """Steps that keep views of what they make until the next one, and write through one."""
+    weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3).to(device)
+    found = []
+    for number in range(STEPS):
+        x = torch.linspace(0, 1, 8, dtype=torch.float64).reshape(2, 4) + number
+        scores = x.to(device) @ weight
+        for _ in range(20):
+            scores = (scores * 0.5).tanh() + 0.1
+        best, turned, halves = scores[:, 0], scores.t()[1:], scores.unbind()
+        if device != "cpu":
+            ltm.mark_step()
+            compile_behind.wait()
+        if is_written and number >= LATE:
+            best.add_(1)
+            halves[1].mul_(2)
+        found += [float(best.sum()), float(turned[0, 1]), *[one.cpu() for one in halves]]
+        weight.add_(0.01)
+    return [*found, weight.cpu()]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_views_that_are_alive_at_an_end_show_what_was_computed(is_written):
+    with as_users_run() as grown:
+        found = predictions("ltc", is_written)
+    torch.testing.assert_close(found, predictions("cpu", is_written), rtol=1e-12, atol=1e-12)
+    assert grown["CoreLaunches"] >= 2
+
+
 NUMBERS = [0.5, 2, True, 1e300, -1e-300, float("inf"), float("nan"), 2**40, -(2**31) - 1, 300]
 
 
