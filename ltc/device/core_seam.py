@@ -78,12 +78,14 @@ class CoreRule(enum.IntFlag):
     ATTENTION = 256
     ADAM = 512
     AS_IT_LIES = 1024
+    OF_DEVICE = 2048
 
 
 # Copies that the core makes by itself, though Python has kernels of its own for them.
 _COPIES = {
     "aten::_to_copy": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.COPIES,
     "aten::empty.memory_format": CoreRule.RUNS_HERE | CoreRule.ZEROED,
+    "aten::copy_": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.OF_DEVICE,
 }
 
 

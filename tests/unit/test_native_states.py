@@ -494,3 +494,20 @@ def test_operands_of_a_list_that_lie_in_what_is_written_to_are_read_first(name):
             ltm.mark_step()
             made.append(a.cpu())
     assert torch.equal(*made)
+
+
+def test_copies_between_tensors_of_the_device_are_the_cores():
+    def copied(device: str) -> list[torch.Tensor]:
+        rows = torch.zeros(4, 3).to(device) + 1
+        row = torch.arange(3.0).to(device) * 2
+        rows[1] = row
+        rows[2].copy_(rows[1] + 1)
+        rows.t()[0] = torch.arange(4).to(device) + 5
+        rows[:, 1:].copy_(rows[:, :2])
+        rows[3].copy_(row[:1])
+        return [rows.cpu(), (rows * 2).cpu()]
+
+    before = CORE.left_to_python().get("aten::copy_", 0)
+    found = copied("ltc")
+    assert CORE.left_to_python().get("aten::copy_", 0) == before
+    torch.testing.assert_close(found, copied("cpu"))

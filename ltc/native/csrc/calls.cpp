@@ -1,9 +1,8 @@
 #include "calls.h"
 
-#include <ATen/MemoryOverlap.h>
-
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -49,6 +48,21 @@ bool is_large_upload(Overload& overload, const torch::jit::Stack& stack) {
   const auto& self = first[0].toTensor();
   const auto size = first[1].isNone() ? self.element_size() : c10::elementSize(first[1].toScalarType());
   return size_t(self.numel()) * size > LARGEST_UPLOAD;
+}
+
+// False if certainly each element has a place of its own: each stride reaches over all that smaller ones do.
+bool may_overlap(const Tensor& host) {
+  if (host.is_non_overlapping_and_dense() || host.numel() < 2) return false;
+  c10::SmallVector<std::pair<int64_t, int64_t>, 5> dims;  // stride, extent
+  for (int64_t k = 0; k < host.dim(); k++)
+    if (host.size(k) > 1) dims.emplace_back(host.stride(k), host.size(k));
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 1;
+  for (const auto& [stride, extent] : dims) {
+    if (stride < reach) return true;
+    reach += stride * (extent - 1);
+  }
+  return false;
 }
 
 // Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
@@ -229,7 +243,7 @@ class Call {
         host = tensor;
         return true;
       }
-      if (!tensor.is_cpu() || tensor.dim() != 0 || is_written) return false;
+      if (!tensor.is_cpu() || tensor.dim() != 0 || is_written || (overload_.rule & OF_DEVICE)) return false;
       host = tensor.detach();
       return true;
     }
@@ -241,7 +255,7 @@ class Call {
     }
     if (is_written) {
       const bool is_in_order = !(overload_.rule & AS_IT_LIES) || held->host.is_contiguous();
-      if (!is_in_order || !may_be_written(*held) || at::has_internal_overlap(held->host) != at::MemOverlap::No) {
+      if (!is_in_order || !may_be_written(*held) || may_overlap(held->host)) {
         why = MEMORY;
         return false;
       }

@@ -20,6 +20,7 @@ enum Rule : int64_t {
   ATTENTION = 256,    // it is `ltc::attention` or its gradient
   ADAM = 512,         // it is `ltc::adam_`
   AS_IT_LIES = 1024,  // it goes through the memory of what it writes to, whatever the strides
+  OF_DEVICE = 2048,   // it takes no number of the CPU's: Python uploads one
 };
 
 enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };
