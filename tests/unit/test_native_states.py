@@ -503,7 +503,7 @@ def test_copies_between_tensors_of_the_device_are_the_cores():
         rows[1] = row
         rows[2].copy_(rows[1] + 1)
         rows.t()[0] = torch.arange(4).to(device) + 5
-        rows[:, 1:].copy_(rows[:, :2])
+        rows[:, 1:].copy_(rows[:, :2] * 3)
         rows[3].copy_(row[:1])
         return [rows.cpu(), (rows * 2).cpu()]
 
