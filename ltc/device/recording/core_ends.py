@@ -57,7 +57,11 @@ class CoreEnd:
         program = known_program(self._binding)
         if program is None or program.seconds > self.longest:
             return None
-        return program if _computation(program) is self._computation() else None
+        return program if self.is_of(program) else None
+
+    def is_of(self, program: Program) -> bool:
+        """Return True if the program is what it was when the end was learned."""
+        return _computation(program) is self._computation()
 
     def launch(self, recorder: Recorder, program: Program) -> bool:
         """End the recording; return False where others are alive than the core knows."""
@@ -115,12 +119,12 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
         ended: The Ended of exit_liveness.py.
         alive: The states that `ended` numbers.
     """
-    walk = recorder.walked
+    walk: Any = recorder.walked  # a Walk
     track, binding = walk.track, ended.binding
     program = None if binding is None else binding.program()
     if program is None or not program.is_ready or recorder.last is not track.entries[-1]:
         return
-    if track.tried is ended:
+    if track.tried is ended and (track.end is None or track.end.is_of(program)):
         return
     path = recorder.last.ended_path
     track.tried, track.end, path.ends_in_core = ended, None, False
