@@ -2,6 +2,7 @@
 
 #include <ATen/Dispatch.h>
 #include <c10/core/AutogradState.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
@@ -65,8 +66,8 @@ Learner::Learner() : walk_(new_walk()) {}
 
 void Learner::before(Overload& overload, const torch::jit::Stack& stack) {
   is_refused_ |= is_under_way_;  // a call has failed
-  if (is_refused_) return;
   seen_.clear();
+  if (is_refused_) return;
   numbers_.clear();
   new_inputs_ = 0;
   is_refused_ = in_some_mode() || is_python_asked(overload) || !may_learn();
@@ -153,6 +154,7 @@ int64_t Learner::name(const Tensor& tensor) {
 
 void Learner::after(const torch::jit::Stack& stack, size_t first) {
   is_under_way_ = false;
+  const auto forget = c10::make_scope_exit([this] { seen_.clear(); });  // else they would be alive at the end
   // Python may have put another memory under a tensor
   is_refused_ |= std::any_of(seen_.begin(), seen_.end(), [this](const Tensor& operand) {
     const auto* held = held_by(operand);
@@ -181,7 +183,6 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   step.makes_views = ids[0] == 2;
   note_results(step, stack, first);
   if (!is_refused_) note_values(step, {ids.begin() + 1, ids.end()});
-  seen_.clear();
 }
 
 // The tensors of its memory that are there: a write changes them.
