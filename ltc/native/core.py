@@ -89,7 +89,7 @@ class Core:
         self.track_calls = _function(library.ltc_track_calls, count, pointer)
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
         self.walked = _function(library.ltc_walked, count, pointer)
-        self.walk = _function(library.ltc_walk, None, pointer, pointer)
+        self.walk = _function(library.ltc_walk, None, pointer, pointer, flag)
         self._keep_exit = _function(library.ltc_keep_exit, None, pointer, ctypes.POINTER(count))
         self.finish = _function(library.ltc_finish, flag, pointer, count)
         self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))

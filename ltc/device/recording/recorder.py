@@ -48,7 +48,7 @@ from ltc.explaining.explanation import Explanation
 from ltc.native.core import CORE, Core
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import all_executors
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import backend, capabilities
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import metrics, spans
 from ltc.support.process.thread_frames import thread_frames
@@ -208,7 +208,7 @@ class Recorder:
             return
         if place.track is not None and place.track.entries[0] is self.root:
             self.walk = Walk(place.track)
-            core.walk(self.session, place.track.handle)
+            core.walk(self.session, place.track.handle, capabilities().host_tensors)
             self.cursor, self.interrupted = STOPPED, True
         elif self.cursor is not END and place.is_to_be_learned():
             self.learner = Learner(self)

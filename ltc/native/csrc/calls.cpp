@@ -449,7 +449,9 @@ void CallKernel::run_beside_walk(Session& session, torch::jit::Stack* stack) {
   Reason why = OPERAND;
   {
     Inside inside(session);
-    if (!is_large_upload(overload, *stack) && run_here(overload, session, stack, why)) return;
+    const auto walk = session.walk;
+    const bool may_run = walk && walk->has_host_values() && !is_large_upload(overload, *stack);
+    if (may_run && run_here(overload, session, stack, why)) return;
   }
   left(session, why, stack);
 }

@@ -281,10 +281,11 @@ int64_t ltc_track_calls(void* track) {
 
 void ltc_drop_track(void* track) { delete static_cast<std::shared_ptr<const ltc::Track>*>(track); }
 
-// The session's calls are followed along a track, until Python ends the walk.
-void ltc_walk(void* session, void* track) {
+// The session's calls are followed along a track, until Python ends the walk. `has_host_values`: a value of the device
+// is a tensor of the CPU's.
+void ltc_walk(void* session, void* track, bool has_host_values) {
   auto& one = *static_cast<ltc::Session*>(session);
-  one.walk = std::make_shared<ltc::Walk>(*static_cast<std::shared_ptr<const ltc::Track>*>(track));
+  one.walk = std::make_shared<ltc::Walk>(*static_cast<std::shared_ptr<const ltc::Track>*>(track), has_host_values);
   one.is_walking = true;
 }
 

@@ -229,7 +229,8 @@ void Learner::note_values(Step& step, const std::vector<int64_t>& ids) {
 
 // --- following --------------------------------------------------------------------------------------
 
-Walk::Walk(std::shared_ptr<const Track> track) : track_(std::move(track)), number_(new_walk()) {
+Walk::Walk(std::shared_ptr<const Track> track, bool has_host_values)
+    : track_(std::move(track)), has_host_values_(has_host_values), number_(new_walk()) {
   members_.reserve(track_->types.size());
 }
 

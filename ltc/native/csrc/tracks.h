@@ -82,10 +82,11 @@ class Learner {
 // One run along a track.
 class Walk {
  public:
-  explicit Walk(std::shared_ptr<const Track> track);
+  Walk(std::shared_ptr<const Track> track, bool has_host_values);
   // Python makes the calls that are not expected, and those that are passed.
   enum class Next { FOLLOWED, PASSED, LEFT };
   Next call(Overload& overload, torch::jit::Stack* stack);
+  bool has_host_values() const { return has_host_values_; }
   int64_t position() const { return int64_t(position_); }
   // Of a view made in the walk: its base's sizes and dtype (as an empty tensor), and its links.
   IValue view(const HeldValue& held) const;
@@ -118,6 +119,7 @@ class Walk {
   Tensor made(int64_t name, const Step& step, const torch::jit::Stack& stack, size_t first, int64_t index);
 
   const std::shared_ptr<const Track> track_;
+  const bool has_host_values_;
   const int64_t number_;
   size_t position_ = 0, known_numbers_ = 0, known_inputs_ = 0, known_members_ = 0;
   using Member = c10::weak_intrusive_ptr<c10::StorageImpl>;
