@@ -672,3 +672,15 @@ def device_at(index: int) -> Device:
         f"ltc:{index} does not exist: this process has {len(known)} ltc device(s), "
         f"ltc:0 to ltc:{len(known) - 1}. Set LTC_NUM_DEVICES before the first use for more."
     )
+
+
+def _leave_walks() -> None:
+    """A setting has changed: Python follows what the calling thread records now."""
+    for device in devices_in_use():
+        recorder = device.recorders.get(get_ident())
+        if recorder is not None and recorder.walk is not None:
+            with recorder.lock:
+                recorder.catch_up()
+
+
+config.call_after_override(_leave_walks)
