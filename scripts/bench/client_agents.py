@@ -20,7 +20,7 @@ class Watch(Protocol):
 
 
 def dqn(device: str, watch: Watch) -> None:
-    """Train as cleanrl's dqn.py does; a step is ten of the environment, and an update."""
+    """Train as cleanrl's DQN does; a step is ten of the environment, and an update."""
     import gymnasium
     import numpy as np
 
@@ -76,7 +76,7 @@ def layer(inputs: int, outputs: int, gain: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """The actor and the critic of cleanrl's ppo.py."""
+    """The actor and the critic of cleanrl's PPO."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def loss_of(
 
 
 def ppo(device: str, watch: Watch) -> None:
-    """Train as cleanrl's ppo.py does; a step is 32 of four environments, and 16 updates."""
+    """Train as cleanrl's PPO does; a step is 32 of four environments, and 16 updates."""
     import gymnasium
     import numpy as np
 

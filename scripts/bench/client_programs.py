@@ -30,7 +30,7 @@ def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def graph_network(device: str, watch: Watch, first: nn.Module, last: nn.Module) -> None:
-    """Train as torch_geometric's examples gcn.py and gat.py do, on a graph of 600 nodes."""
+    """Train as torch_geometric's examples of GCN and GAT do, on a graph of 600 nodes."""
     nodes = 600
     x = torch.rand(nodes, 64).to(device)
     edges = torch.randint(0, nodes, (2, 2400)).to(device)
@@ -65,7 +65,7 @@ def pyg_gat(device: str, watch: Watch) -> None:
 
 
 class Spiral(nn.Module):
-    """The derivative that torchdiffeq's ode_demo.py learns."""
+    """The derivative that torchdiffeq's demo learns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Spiral(nn.Module):
 
 
 def differential_equation(device: str, watch: Watch, integrate: Callable, method: str) -> None:
-    """Train as torchdiffeq's ode_demo.py does: 20 pieces of a path, of ten points each."""
+    """Train as torchdiffeq's demo does: 20 pieces of a path, of ten points each."""
     time = torch.linspace(0.0, 25.0, 1000)
     path = torch.stack([torch.exp(-0.1 * time) * torch.cos(time),
                         torch.exp(-0.1 * time) * torch.sin(time)], -1)[:, None]  # fmt: skip

@@ -92,5 +92,5 @@ def _at(value: Any, place: int, count: int) -> Any:
 
 def _row(value: Any, place: int, count: int, signature: Signature) -> Any:
     """The same of numbers that lie in a tensor, one for each place."""
-    is_of_numbers = signature.overload._overloadname == "Tensor" and isinstance(value, torch.Tensor)
+    is_of_numbers = signature.name.endswith(".Tensor") and isinstance(value, torch.Tensor)
     return value[place : place + 1] if is_of_numbers and value.dim() == 1 else value
