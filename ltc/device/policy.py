@@ -58,11 +58,12 @@ class Path:
         awaits: True if what comes behind it is to be noted, since its sketch has come back.
         ends_in_core: False if Python has to end what is followed along it.
         is_short: True if following it has turned out to take longer than its calls.
+        calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
         "returns", "program", "following", "pause", "backoff", "is_followed", "awaits", "ends_in_core",
-        "is_short",
+        "is_short", "calls",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Path:
         self.following: Path | None = None
         self.pause = self.backoff = 0
         self.is_followed = self.awaits = self.is_short = False
-        self.ends_in_core = True
+        self.ends_in_core, self.calls = True, 0
 
 
 class Policy:

@@ -135,6 +135,7 @@ def observed(
     """
     for recorder in recorders():
         flush(recorder)
+        recorder.catch_up()  # the core tells nobody of its uploads
     reachable = Reachable(function, args, kwargs)
     seen = Observation(reachable, hash((reachable.situation(), modes())), reachable.obstacle)
     if seen.obstacle:

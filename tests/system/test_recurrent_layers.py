@@ -404,9 +404,9 @@ def test_each_step_of_a_recurrence_counts_as_a_call_of_the_core(monkeypatch):
     """Else the path of a small layer would be too short to be worth a program."""
     counted, weight = [], Policy.weight
 
-    def weighed(policy: Policy, calls: int, *others: int) -> int:
+    def weighed(policy: Policy, calls: int, *others: int, **named: bool) -> int:
         counted.append(calls)
-        return weight(policy, calls, *others)
+        return weight(policy, calls, *others, **named)
 
     monkeypatch.setattr(Policy, "weight", weighed)
     layer, x = nn.GRU(4, 8).to("ltc"), torch.randn(256, 2, 4).to("ltc")

@@ -360,9 +360,8 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
     last, inputs = recorder.last, len(recorder.inputs)
     followed = last.depth if last.of is not None or recorder.is_unlearned else 0
-    weight = recorder.policy.weight(
-        program.calls, last.size, inputs, followed, _may_end_in_core(recorder, path, followed)
-    )
+    calls, in_core = max(program.calls, path.calls), _may_end_in_core(recorder, path, followed)
+    weight = recorder.policy.weight(calls, last.size, inputs, followed, in_core)
     if recorder.optimizer_steps:
         recorder.policy.trained()
     if program.is_ready:
@@ -489,7 +488,7 @@ def _end_notes(recorder: Recorder, session: Any, leaf: Any, summed: Summed) -> N
     joins = joined is not None
     reads = _is_of_reads(recorder, recorder.cut_here is not None)
     followed = session.depth if joined is not None or leaf.of is not None else 0
-    calls = max(session.path_calls, summed.calls)  # the core counts the steps of a recurrence
+    calls = path.calls = max(session.path_calls, summed.calls, path.calls)
     inputs = len(session.notes.inputs)
     in_core = _may_end_in_core(recorder, path, followed)
     weight = recorder.policy.weight(calls, leaf.size, inputs, followed, in_core)
