@@ -132,10 +132,8 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
     words = None if launch is None else _words(walk, ended, alive, launch)
     if launch is not None and words is not None:
         CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
-        track.end, path.ends_in_core = (
-            CoreEnd(recorder, ended, launch, _longest(walk, program)),
-            True,
-        )
+        track.end = CoreEnd(recorder, ended, launch, _longest(walk, program))
+        path.ends_in_core = True
 
 
 def _longest(walk: Any, program: Program) -> float:
