@@ -79,6 +79,7 @@ class CoreRule(enum.IntFlag):
     ADAM = 512
     AS_IT_LIES = 1024
     OF_DEVICE = 2048
+    DRAWS = 4096
 
 
 # Copies that the core makes by itself, though Python has kernels of its own for them.
@@ -87,6 +88,14 @@ _COPIES = {
     "aten::empty.memory_format": CoreRule.RUNS_HERE | CoreRule.ZEROED,
     "aten::copy_": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.OF_DEVICE,
 }
+# Random numbers that the core draws: those that are not rounded more than once. See random.cpp.
+_DRAWN = frozenset(
+    f"aten::{name}"
+    for name in (
+        "native_dropout", "bernoulli", "bernoulli_.float", "uniform_", "rand", "randint",
+        "randint.low", "random_.to", "random_.from",
+    )
+)  # fmt: skip
 
 
 def _rule(name: str) -> int:
@@ -98,6 +107,8 @@ def _rule(name: str) -> int:
         return 0
     if name in _COPIES:
         return _COPIES[name]
+    if name in _DRAWN:
+        return CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.DRAWS
     if name in _NOT_THERE or not kernel.runs_here or torch.Tag.inplace_view in tags:
         return 0
     facts = {

@@ -135,10 +135,21 @@ def _has_fused_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
 ) -> bool:
     """Return True if torch's kernel that keeps no matrix of scores takes these."""
-    if bias is not None or query.dim() != 4 or not query.numel() or not key.numel():
+    if query.dim() != 4 or key.dim() != 4 or not query.numel() or not key.numel():
+        return False
+    if bias is not None and not (bias.dim() >= 2 and bias.dtype in (torch.bool, query.dtype)):
         return False
     same = query.shape[:2] == key.shape[:2] == value.shape[:2]
     return same and query.shape[-1] == value.shape[-1] == key.shape[-1]
+
+
+def _added_to_scores(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None):
+    """Return what the mask adds to each score; None where there is none."""
+    if bias is None:
+        return None
+    if bias.dtype is torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, -math.inf)
+    return bias.expand(*query.shape[:3], key.shape[2])
 
 
 def _with_dense_rows(*operands: torch.Tensor) -> list[torch.Tensor]:
@@ -156,7 +167,11 @@ def _attention(
 ):
     if _has_fused_kernel(query, key, value, bias):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *_with_dense_rows(query, key, value), 0.0, causal, scale=scale
+            *_with_dense_rows(query, key, value),
+            0.0,
+            causal,
+            attn_mask=_added_to_scores(query, key, bias),
+            scale=scale,
         )
     return _forward(query, key, value, bias, causal, scale)
 
@@ -193,7 +208,12 @@ def _gradient(*operands: Any):
     if seed is None and _has_fused_kernel(query, key, value, bias):
         dense = _with_dense_rows(gradient, query, key, value, result)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *dense, logarithms.contiguous(), 0.0, causal, scale=scale
+            *dense,
+            logarithms.contiguous(),
+            0.0,
+            causal,
+            attn_mask=_added_to_scores(query, key, bias),
+            scale=scale,
         )
     return _gradient_and_bias(*operands)[:3]
 

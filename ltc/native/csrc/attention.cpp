@@ -1,4 +1,8 @@
 // Attention without dropout is one call of ltc::attention; see ltc/device/ops/sdpa.py.
+#include <ATen/ExpandUtils.h>
+
+#include <limits>
+
 #include "modes.h"
 #include "own_kernels.h"
 
@@ -16,31 +20,42 @@ Pair attended(const torch::jit::Stack& given) {
                               given[7].toOptional<double>());
 }
 
+// True if a mask may be added to the scores, whose sizes it is spread to; so does none.
+bool fits_scores(const IValue& bias, const Tensor& query, const Tensor& key) {
+  if (bias.isNone()) return true;
+  const auto& mask = bias.toTensor();
+  const int64_t scores[] = {query.size(0), query.size(1), query.size(2), key.size(2)};
+  return mask.dim() >= 2 && (mask.scalar_type() == at::kBool || mask.scalar_type() == query.scalar_type()) &&
+         at::is_expandable_to(mask.sizes(), scores);
+}
+
 bool has_fused_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const IValue& bias) {
-  if (!bias.isNone() || query.dim() != 4 || !query.numel() || !key.numel()) return false;
+  if (query.dim() != 4 || key.dim() != 4 || !query.numel() || !key.numel() || !fits_scores(bias, query, key)) return false;
   const auto heads = query.sizes().slice(0, 2);
   return key.sizes().slice(0, 2) == heads && value.sizes().slice(0, 2) == heads &&
          query.size(3) == value.size(3) && query.size(3) == key.size(3);
 }
 
-// True if it is an ordinary call without mask and dropout, to which the fused pair applies; Python knows the others.
-bool is_simple(const Tensor& query, const Tensor& key, const Tensor& value) {
+// True if it is an ordinary call without dropout, to which the fused pair applies; Python knows the others.
+bool is_simple(const Tensor& query, const Tensor& key, const Tensor& value, const IValue& mask) {
   const auto type = query.scalar_type();
-  const bool is_ordinary = takes_plain() && is_untransformed(query) && is_untransformed(key) &&
-                           is_untransformed(value) &&
-                           query.device().is_privateuseone() && key.device() == query.device() &&
-                           value.device() == query.device();
-  return is_ordinary && (type == at::kFloat || type == at::kDouble) && key.scalar_type() == type &&
-         value.scalar_type() == type && !query.is_nested() && has_fused_kernel(query, key, value, IValue()) &&
+  const auto is_ordinary = [&](const Tensor& one) {
+    return is_untransformed(one) && one.device().is_privateuseone() && one.device() == query.device();
+  };
+  const bool are_ordinary = takes_plain() && is_ordinary(query) && is_ordinary(key) && is_ordinary(value) &&
+                            (mask.isNone() || is_ordinary(mask.toTensor()));
+  return are_ordinary && (type == at::kFloat || type == at::kDouble) && key.scalar_type() == type &&
+         value.scalar_type() == type && !query.is_nested() && has_fused_kernel(query, key, value, mask) &&
          key.size(2) == value.size(2);
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                  double dropout, bool is_causal, std::optional<double> scale, bool shares_heads) {
-  if ((mask && mask->defined()) || dropout != 0 || !is_simple(query, key, value))
+  const auto bias = mask && mask->defined() ? IValue(*mask) : IValue();
+  if (dropout != 0 || (is_causal && !bias.isNone()) || !is_simple(query, key, value, bias))
     return at::_ops::scaled_dot_product_attention::redispatch(kPythonDifferentiable, query, key, value, mask, dropout,
                                                               is_causal, scale, shares_heads);
-  return std::get<0>(at::_scaled_dot_product_fused_attention_overrideable(query, key, value, /*attn_bias=*/{},
+  return std::get<0>(at::_scaled_dot_product_fused_attention_overrideable(query, key, value, mask,
                                                                           /*dropout_p=*/0, is_causal, false, scale));
 }
 
@@ -48,6 +63,15 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 Tensor dense(const IValue& operand) {
   const auto& x = operand.toTensor();
   return x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+// What a mask adds to each score; undefined where there is none.
+std::optional<Tensor> added(const IValue& bias, const Tensor& query, const Tensor& key) {
+  if (bias.isNone()) return std::nullopt;
+  Tensor mask = bias.toTensor();
+  if (mask.scalar_type() == at::kBool)
+    mask = at::zeros(mask.sizes(), query.options()).masked_fill_(mask.logical_not(), -std::numeric_limits<double>::infinity());
+  return mask.expand({query.size(0), query.size(1), query.size(2), key.size(2)});
 }
 
 }  // namespace
@@ -58,15 +82,16 @@ bool run_fused_attention(torch::jit::Stack& host) {
   if (is_gradient && !host[7].isNone()) return false;
   if (!has_fused_kernel(host[query].toTensor(), host[query + 1].toTensor(), host[query + 2].toTensor(), host[query + 3]))
     return false;
+  const auto bias = added(host[query + 3], host[query].toTensor(), host[query + 1].toTensor());
   torch::jit::Stack made;
   if (is_gradient) {
     auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         dense(host[0]), dense(host[1]), dense(host[2]), dense(host[3]), dense(host[5]), host[6].toTensor().contiguous(), 0,
-        host[8].toBool(), std::nullopt, host[9].toOptional<double>());
+        host[8].toBool(), bias, host[9].toOptional<double>());
     made = {IValue(of_query), IValue(of_key), IValue(of_value)};
   } else {
     auto [result, logarithms] = at::_scaled_dot_product_flash_attention_for_cpu(
-        dense(host[0]), dense(host[1]), dense(host[2]), 0, host[4].toBool(), std::nullopt, host[5].toOptional<double>());
+        dense(host[0]), dense(host[1]), dense(host[2]), 0, host[4].toBool(), bias, host[5].toOptional<double>());
     made = {IValue(result), IValue(logarithms)};
   }
   host = std::move(made);

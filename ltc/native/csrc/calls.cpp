@@ -93,30 +93,19 @@ class Call {
     return !is_download_ || may_read_here(host_[0].toTensor(), false);
   }
 
-  void run() {
-    if ((overload_.rule & ATTENTION) && run_fused_attention(host_)) return;
-    if ((overload_.rule & ADAM) && run_adam(host_)) return host_.clear();
-    if (!is_upload()) return overload_.handle.redispatchBoxed(kCpu, &host_);
-    const auto began = std::chrono::steady_clock::now();
-    overload_.handle.redispatchBoxed(kCpu, &host_);
-    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
-    note_upload(took.count(), int64_t(host_.back().toTensor().nbytes()));
+  // False where it turns out that Python has to.
+  bool run() {
+    if (overload_.rule & DRAWS) return run_random(overload_, host_);
+    if ((overload_.rule & ATTENTION) && run_fused_attention(host_)) return true;
+    if ((overload_.rule & ADAM) && run_adam(host_)) host_.clear();
+    else if (is_upload()) run_upload();
+    else overload_.handle.redispatchBoxed(kCpu, &host_);
+    return has_made_ours();
   }
 
   bool is_upload() const { return (overload_.rule & COPIES) && (*stack_)[first_].toTensor().is_cpu(); }
 
   bool is_download() const { return is_download_; }
-
-  // False where Python makes other results of this call: sparse ones, and products that it adds up wider.
-  bool has_made_ours() const {
-    for (size_t k = 0; k < overload_.returned.size(); k++) {
-      if (overload_.returned[k] >= 0 || !host_[k].isTensor()) continue;
-      const auto& host = host_[k].toTensor();
-      if (!host.defined()) continue;
-      if (host.layout() != c10::kStrided || ((overload_.rule & NOT_16_BITS) && is_16_bits(host))) return false;
-    }
-    return true;
-  }
 
   // What was written to may have been before a failure: then nobody tries it again.
   bool may_be_tried_again() const { return !overload_.has_writes; }
@@ -139,6 +128,24 @@ class Call {
   }
 
  private:
+  void run_upload() {
+    const auto began = std::chrono::steady_clock::now();
+    overload_.handle.redispatchBoxed(kCpu, &host_);
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+    note_upload(took.count(), int64_t(host_.back().toTensor().nbytes()));
+  }
+
+  // False where Python makes other results of this call: sparse ones, and products that it adds up wider.
+  bool has_made_ours() const {
+    for (size_t k = 0; k < overload_.returned.size(); k++) {
+      if (overload_.returned[k] >= 0 || !host_[k].isTensor()) continue;
+      const auto& host = host_[k].toTensor();
+      if (!host.defined()) continue;
+      if (host.layout() != c10::kStrided || ((overload_.rule & NOT_16_BITS) && is_16_bits(host))) return false;
+    }
+    return true;
+  }
+
   // (self, dtype, layout, device, pinned, ...) -> a tensor of this device, or of the CPU's. Python knows which
   // device is meant by no index.
   bool may_copy() const {
@@ -376,15 +383,16 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   const bool is_upload = call.is_upload(), is_beside_walk = is_upload || (call.is_download() && session.is_walking);
   if (!call.prepare(why) || !(is_beside_walk || session.is_entered.load(std::memory_order_relaxed))) return false;
   if (call.reads() && !may_look()) return false;
+  bool has_run = false;
   try {
-    call.run();
+    has_run = call.run();
   } catch (const std::exception&) {
     if (!call.may_be_tried_again()) throw;
     why = FAILED;
     return false;
   }
   why = OPERAND;
-  if (!call.has_made_ours()) return false;
+  if (!has_run) return false;
   const bool leaves_device = call.is_download();
   call.finish();
   if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();

@@ -21,6 +21,7 @@ enum Rule : int64_t {
   ADAM = 512,         // it is `ltc::adam_`
   AS_IT_LIES = 1024,  // it goes through the memory of what it writes to, whatever the strides
   OF_DEVICE = 2048,   // it takes no number of the CPU's: Python uploads one
+  DRAWS = 4096,       // `run_random` draws its numbers
 };
 
 enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };

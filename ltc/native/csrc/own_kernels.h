@@ -29,6 +29,9 @@ void register_guard();
 // Make the step of `ltc::adam_`; false, with nothing changed, where PyTorch has to refuse or convert operands.
 bool run_adam(const torch::jit::Stack& host);
 
+// Draw random numbers; false, with nothing drawn, where Python has to.
+bool run_random(const Overload& overload, torch::jit::Stack& host);
+
 // Numbers that are read.
 void register_reads(torch::Library& library);
 

@@ -1,0 +1,202 @@
+// Random numbers, the same as a program's: Philox4x32-10, as backends/reference/philox.py has it, in the formulas of
+// aten/rules/rng.py. Those that round more than once are Python's: a program rounds them in its own way.
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <limits>
+
+#include "overload.h"
+#include "own_kernels.h"
+#include "python_side.h"
+
+namespace ltc {
+namespace {
+
+using torch::jit::Stack;
+
+const int64_t PIECE = 1024, PIECES_EACH = 16;  // elements of a piece; pieces that a thread is worth for
+
+// The words of stream 0 from the block on, four of each.
+void words_of(uint64_t seed, uint64_t block, int64_t blocks, uint32_t* words) {
+  for (int64_t i = 0; i < blocks; i++) {
+    uint32_t c0 = uint32_t(block + i), c1 = uint32_t((block + i) >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+      const uint64_t low = uint64_t(c0) * 0xD2511F53u, high = uint64_t(c2) * 0xCD9E8D57u;
+      c0 = uint32_t(high >> 32) ^ c1 ^ k0, c1 = uint32_t(high);
+      c2 = uint32_t(low >> 32) ^ c3 ^ k1, c3 = uint32_t(low);
+      k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    words[4 * i] = c0, words[4 * i + 1] = c1, words[4 * i + 2] = c2, words[4 * i + 3] = c3;
+  }
+}
+
+// Call `use(first, last, words)` for all elements, piece by piece; each has so many words.
+template <class Use>
+void with_words(int64_t elements, int64_t seed, int64_t each, Use use) {
+  at::parallel_for(0, (elements + PIECE - 1) / PIECE, PIECES_EACH, [&](int64_t begin, int64_t end) {
+    uint32_t words[2 * PIECE];
+    for (int64_t first = begin * PIECE; first < std::min(end * PIECE, elements); first += PIECE) {
+      const auto last = std::min(first + PIECE, elements);
+      words_of(uint64_t(seed), uint64_t(first * each / 4), (each * (last - first) + 3) / 4, words);
+      use(first, last, words);
+    }
+  });
+}
+
+uint64_t two_words(const uint32_t* words) { return uint64_t(words[1]) << 32 | words[0]; }
+
+double in_64_bits(const uint32_t* words) { return double(int64_t(two_words(words) >> 11)) * 0x1p-53; }
+
+// Write `number(element, its words)` of each element to a contiguous tensor.
+template <class Element, class Number>
+void fill(const Tensor& made, int64_t seed, int64_t each, Number number) {
+  auto* elements = made.mutable_data_ptr<Element>();
+  with_words(made.numel(), seed, each, [&](int64_t first, int64_t last, const uint32_t* words) {
+    for (int64_t i = first; i < last; i++) elements[i] = Element(number(i, words + each * (i - first)));
+  });
+}
+
+// What is written to gets new values.
+void assign(Stack& host, Tensor made) {
+  Tensor self = host[0].toTensor();
+  self.copy_(made);
+  host = {IValue(std::move(self))};
+}
+
+bool lies_within(const IValue& number, double least, double most) {
+  const double value = number.toScalar().toDouble();
+  return value >= least && value <= most;
+}
+
+// --- each overload: false where Python has to run the call ----------------------------------------
+
+bool dropout(Stack& host) {
+  Tensor x = host[0].toTensor();
+  const double p = host[1].toDouble();
+  const bool trains = !host[2].isBool() || host[2].toBool();
+  if (!at::isFloatingType(x.scalar_type()) || !x.numel() || !(p >= 0 && p < 1) || !trains) return false;
+  x = x.contiguous();
+  Tensor made = at::empty_like(x), kept = at::empty(x.sizes(), at::kBool);
+  auto* keeps = kept.mutable_data_ptr<bool>();
+  const float limit = float(p);
+  const int64_t seed = draw();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
+    using wide = at::opmath_type<scalar_t>;
+    const auto* from = x.const_data_ptr<scalar_t>();
+    const wide scale = wide(1 / (1 - p));
+    fill<scalar_t>(made, seed, 1, [&](int64_t i, const uint32_t* word) {
+      keeps[i] = float(int32_t(*word >> 8)) * 0x1p-24f >= limit;
+      return wide(keeps[i]) * wide(from[i]) * scale;
+    });
+  });
+  host = {IValue(std::move(made)), IValue(std::move(kept))};
+  return true;
+}
+
+// Ones where a number lies below the probability, which is one, or that of each element.
+Tensor ones(at::IntArrayRef sizes, const Tensor& probability, int64_t seed) {
+  Tensor made = at::empty(sizes, at::kBool);
+  const Tensor all = probability.to(at::kDouble).expand(sizes).contiguous();
+  const auto* limits = all.const_data_ptr<double>();
+  fill<bool>(made, seed, 2, [&](int64_t i, const uint32_t* words) { return in_64_bits(words) < limits[i]; });
+  return made;
+}
+
+bool bernoulli_with(Stack& host) {
+  if (!lies_within(host[1], 0, 1)) return false;
+  const auto& self = host[0].toTensor();
+  assign(host, ones(self.sizes(), at::scalar_tensor(host[1].toDouble(), at::kDouble), draw()));
+  return true;
+}
+
+bool bernoulli(Stack& host) {
+  const Tensor p = host[0].toTensor();
+  if (!at::isFloatingType(p.scalar_type()) || !p.ge(0).logical_and_(p.le(1)).all().item<bool>()) return false;
+  host = {IValue(ones(p.sizes(), p, draw()).to(p.scalar_type()))};
+  return true;
+}
+
+bool uniform(Stack& host) {
+  const Tensor self = host[0].toTensor();
+  const auto most = host[2].toDouble();
+  if (!at::isFloatingType(self.scalar_type()) || host[1].toDouble() != 0 || !(most >= 0)) return false;
+  Tensor made = at::empty(self.sizes(), self.options(), at::MemoryFormat::Contiguous);
+  const int64_t seed = draw();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "uniform", [&] {
+    using wide = at::opmath_type<scalar_t>;
+    constexpr int bits = std::numeric_limits<scalar_t>::digits;
+    constexpr bool is_double = std::is_same_v<scalar_t, double>;
+    const wide unit = wide(std::ldexp(1.0, -bits));
+    fill<scalar_t>(made, seed, is_double ? 2 : 1, [&](int64_t, const uint32_t* words) {
+      if constexpr (is_double) return in_64_bits(words) * most;
+      else return wide(int32_t(*words >> (32 - bits))) * unit * wide(most);
+    });
+  });
+  assign(host, std::move(made));
+  return true;
+}
+
+// low, low + 1, ..., high - 1
+Tensor integers(at::IntArrayRef sizes, int64_t low, int64_t high, int64_t seed) {
+  Tensor made = at::empty(sizes, at::kLong);
+  const uint64_t count = uint64_t(high) - uint64_t(low);
+  fill<int64_t>(made, seed, 2, [&](int64_t, const uint32_t* words) { return low + int64_t((two_words(words) >> 1) % count); });
+  return made;
+}
+
+bool may_lie_between(int64_t low, int64_t high) { return low < high && high - uint64_t(low) <= INT64_MAX; }
+
+// (..., size, dtype, layout, device, pinned): a plain tensor is asked for.
+bool makes_plain(const Stack& host, size_t sizes) {
+  const IValue &layout = host[sizes + 2], &pinned = host[sizes + 4];
+  return (layout.isNone() || layout.toLayout() == at::kStrided) && (pinned.isNone() || !pinned.toBool());
+}
+
+bool rand(Stack& host) {
+  const auto type = host[1].isNone() ? at::typeMetaToScalarType(c10::get_default_dtype()) : host[1].toScalarType();
+  if (!at::isFloatingType(type) || !makes_plain(host, 0)) return false;
+  host = {IValue(at::empty(host[0].toIntVector(), type)), IValue(0.0), IValue(1.0)};
+  return uniform(host);
+}
+
+template <int LOW, int HIGH, int SIZES>
+bool randint(Stack& host) {
+  if (!makes_plain(host, SIZES)) return false;
+  const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
+  const auto type = host[SIZES + 1].isNone() ? at::kLong : host[SIZES + 1].toScalarType();
+  if (!may_lie_between(low, high) || type == at::kBool) return false;
+  host = {IValue(integers(host[SIZES].toIntVector(), low, high, draw()).to(type))};
+  return true;
+}
+
+template <int LOW, int HIGH>
+bool random(Stack& host) {
+  if (host[HIGH].isNone()) return false;
+  const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
+  if (!may_lie_between(low, high)) return false;
+  assign(host, integers(host[0].toTensor().sizes(), low, high, draw()));
+  return true;
+}
+
+using Kernel = bool (*)(Stack&);
+const std::unordered_map<std::string, Kernel> KERNELS = {
+    {"aten::native_dropout", dropout},      {"aten::bernoulli_.float", bernoulli_with},
+    {"aten::bernoulli", bernoulli},         {"aten::uniform_", uniform},
+    {"aten::rand", rand},
+    {"aten::randint", randint<-1, 0, 1>},   {"aten::randint.low", randint<0, 1, 2>},
+    {"aten::random_.to", random<-1, 1>},    {"aten::random_.from", random<1, 2>},
+};
+
+}  // namespace
+
+bool run_random(const Overload& overload, Stack& host) {
+  for (const auto& one : host)
+    if (one.isGenerator()) return false;
+  const auto found = KERNELS.find(overload.name);
+  return found != KERNELS.end() && found->second(host);
+}
+
+}  // namespace ltc

@@ -1,0 +1,92 @@
+"""Calls that draw: the numbers are a program's, whoever runs them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ltc import config
+from ltc.native.core import CORE
+
+FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
+SHAPES = (), (0, 3), (1,), (5, 7), (3, 1000), (70_001,)
+PROBABILITIES = 0.0, 0.1, 0.3, 0.5 + 1e-10, 0.5 - 1e-10, 0.999, 1.0
+
+
+def values(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(torch.Size(shape).numel()).reshape(shape) % 13 - 6).to(dtype).to("ltc")
+
+
+def dropped(shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
+    x = values(shape, dtype)
+    kept = [torch.native_dropout(x, p, True) for p in PROBABILITIES]
+    return [one for pair in kept for one in pair] + [*torch.native_dropout(x, 0.5, False)]
+
+
+def written(shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
+    x = values(shape, dtype)
+    writes = [
+        lambda: x.bernoulli_(0.37), lambda: x.uniform_(), lambda: x.uniform_(0, 2.5),
+        lambda: x.random_(10), lambda: x.random_(-5, 17),
+    ]  # fmt: skip
+    return [write().clone() for write in writes]
+
+
+def made(shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
+    x = torch.rand(shape, dtype=dtype, device="ltc")
+    whole = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float32]
+    return [
+        x, torch.bernoulli(x),
+        *[torch.randint(100, shape, dtype=one, device="ltc") for one in whole],
+        torch.randint(-1000, 1000, shape, dtype=torch.int16, device="ltc"),
+    ]  # fmt: skip
+
+
+def drawn(draw: Callable, shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    return [one.cpu() for one in draw(shape, dtype)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("draw", [dropped, written, made])
+def test_the_core_draws_what_a_program_draws(draw, dtype):
+    for shape in SHAPES:
+        at_once = drawn(draw, shape, dtype)
+        with config.override(LTC_TIER="native"):
+            compiled = drawn(draw, shape, dtype)
+        for ours, theirs in zip(at_once, compiled, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_the_core_draws_into_views():
+    x = torch.zeros(6, 8, device="ltc")
+    x.t()[::2].bernoulli_(0.5)
+    x[:, 1::3].uniform_()
+    assert set(x[:, 0].tolist()) <= {0.0, 1.0} and (x[:, 1::3] > 0).all() and not x[:, 3].any()
+
+
+@pytest.mark.skipif(CORE is None, reason="there is no native core")
+def test_draws_do_not_come_to_python():
+    x = values((64,), torch.float32)
+    for _ in range(3):
+        before = CORE.left_to_python()
+        made(x.shape, torch.float32), written(x.shape, torch.float32)
+        torch.native_dropout(x, 0.5, True)
+        (x + 1).sum().item()
+    assert CORE.left_to_python() == before
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
+def test_no_probability_is_refused(p):
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.zeros(4, device="ltc").bernoulli_(p).cpu()
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.bernoulli(torch.full((4,), p, device="ltc")).cpu()
+
+
+def test_a_generator_of_its_own_is_asked():
+    first, second = (torch.Generator(device="ltc").manual_seed(5) for _ in range(2))
+    x = torch.zeros(100, device="ltc")
+    one = x.bernoulli_(0.5, generator=first).clone()
+    torch.rand(4, device="ltc")
+    assert torch.equal(one.cpu(), x.bernoulli_(0.5, generator=second).cpu())
