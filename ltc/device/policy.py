@@ -95,6 +95,7 @@ class Policy:
         self._rest = self._backoff = 0  # recordings that are left alone, and were the last time
         self._idle = 0  # programs that were asked for and not followed yet
         self._hits = 0  # paths in a row whose programs were ready
+        self._has_asked = False  # for a program, since it was last said what is settled
 
     def begin(self, behind: Path) -> Begin:
         """Decide how the recording behind a path runs."""
@@ -152,18 +153,16 @@ class Policy:
         """
         return weight <= LAUNCH_CALLS and (is_of_reads or self.calls_are_quick)
 
-    def is_settled(self, path: Path, behind: Path, weight: int) -> bool:
-        """Return True if a path that was summed up changes nothing but counts, as often as it comes so.
-
-        It is too short for a program, and came behind the same one before; no other is looked for, and what
-        comes behind it is not to be followed once its program is ready.
-        """
-        is_known = behind.following is path and path.returns >= 0
-        if path.following is not None and path.following.program is not None:
+    def _settles(self, path: Path, is_known: bool, weight: int) -> bool | None:
+        """Return what `sketched` does, of a path that it has heard of by now."""
+        if self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause:
             return False
-        return is_known and self._is_short(weight, is_of_reads=False) and not (
-            self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause
-        )  # fmt: skip
+        is_followed = path.following is not None and path.following.program is not None
+        gets_none = (
+            path.program is None and path.returns > LAUNCH_CALLS
+        )  # its program would have paid
+        is_settled = is_known and (gets_none or self._is_short(weight, is_of_reads=False))
+        return True if is_settled and not is_followed else None
 
     def passed(self, reads: int, marks: int) -> None:
         """So many settled paths have ended in reads and at marks: the policy was not asked then."""
@@ -179,21 +178,30 @@ class Policy:
         is_of_reads: bool,
         like: Path | None,
         in_core: bool = False,
-    ) -> None:
+    ) -> bool | None:
         """A path that was summed up has ended: note the next ones if it has come back.
+
+        Return True if it is settled: it changes nothing but counts, as often as it comes behind the same one. It
+        gets no program, no other is looked for, and what comes behind it is not to be followed once its program
+        is ready. False if nothing is settled any more; None if what was settled stays so.
 
         Args:
             weight, of_symbols: of its calls, and of them on a path of symbols.
             like: the memory of all paths that differ from it in sizes alone; None if it is the first.
             in_core: the weight is that of a path which the core would follow and launch.
         """
+        is_known = path.returns >= 0 and _is_like(behind.following, path)
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
-        if comes_back and is_power_of_two(path.returns):
+        if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
             behind.awaits = True
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
             if is_power_of_two(like.returns):
                 self._wanted = 2  # the path of symbols is found from two
+        if behind.awaits or self._has_asked:
+            self._has_asked = False
+            return False
+        return self._settles(path, is_known, weight)
 
     def noted(
         self,
@@ -229,6 +237,7 @@ class Policy:
         """The program of a path was asked for."""
         path.program = program
         self._idle += 1
+        self._has_asked = True
 
     def followed(self, path: Path, behind: Path, weight: int, is_of_reads: bool) -> None:
         """A recording was followed to the end of a path."""
@@ -299,6 +308,11 @@ class Policy:
             self._short = max(0, self._short - 2)
         elif is_of_reads:
             self._short = min(SHORT_PATHS, self._short + 1)
+
+
+def _is_like(expected: Path | None, path: Path) -> bool:
+    """Return True if nothing depends on which of the two is expected: neither has a program."""
+    return expected is path or (expected is not None and not (expected.program or path.program))
 
 
 def is_power_of_two(number: int) -> bool:

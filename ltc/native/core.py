@@ -82,7 +82,7 @@ class Core:
             library.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
         )
         self.passes_cut = _function(library.ltc_passes_cut, flag, pointer, flag)
-        self.settle = _function(library.ltc_settle, None, pointer, flag, count, flag)
+        self._settle = _function(library.ltc_settle, None, pointer, count, count, flag)
         self.note_trained = _function(library.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
         self.learned = _function(library.ltc_learned, pointer, pointer)
@@ -156,6 +156,10 @@ class Core:
         """Return how many numbers were read since the last time, or else copies, and their bytes."""
         nbytes = ctypes.c_int64()
         return int(self._take_reads(of_numbers, nbytes)), nbytes.value
+
+    def settle(self, session: Any, is_settled: bool | None, most: int, reads_pass: bool) -> None:
+        """Let the end that the policy hears of now be passed from now on; if False, let none be."""
+        self._settle(session, -1 if is_settled is None else is_settled, most, reads_pass)
 
     def view_strides(self, storage: int) -> tuple[int, ...] | int:
         """Return the strides of a view that the core has; none where it is no view, or contiguous.

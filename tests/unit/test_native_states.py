@@ -86,9 +86,9 @@ def test_bytes_are_given_back():
 
 def test_each_call_that_is_left_to_python_is_counted():
     x = torch.zeros(4).to("ltc") + 1
-    before = CORE.left_to_python().get("aten::native_dropout", 0)
-    torch.nn.functional.dropout(x, 0.5)
-    assert CORE.left_to_python()["aten::native_dropout"] == before + 1
+    before = CORE.left_to_python().get("aten::randn_like", 0)
+    torch.randn_like(x)
+    assert CORE.left_to_python()["aten::randn_like"] == before + 1
 
 
 def turned(gradient: torch.Tensor) -> torch.Tensor:
@@ -382,9 +382,9 @@ def heard(monkeypatch):
     """The ends of recordings that the policy hears of."""
     ends, tell = [], Policy.sketched
 
-    def sketched(self, path, behind, weight, of_symbols, is_of_reads, *others) -> None:
+    def sketched(self, path, behind, weight, of_symbols, is_of_reads, *others):
         ends.append(is_of_reads)
-        tell(self, path, behind, weight, of_symbols, is_of_reads, *others)
+        return tell(self, path, behind, weight, of_symbols, is_of_reads, *others)
 
     monkeypatch.setattr(Policy, "sketched", sketched)
     return ends
@@ -457,7 +457,7 @@ def test_a_long_path_is_heard_of_however_short_the_one_behind_it(quick_calls, mo
                 y = (y + 0.5).tanh()
             del y  # nothing lives on: there is no program to ask for
             ltm.mark_step()
-    assert len([one for one in weights if one > LAUNCH_CALLS]) >= 60
+    assert len([one for one in weights if one > LAUNCH_CALLS]) >= LAUNCH_CALLS
 
 
 def test_a_setting_of_the_environment_is_heeded_at_the_next_mark(quick_calls, monkeypatch):

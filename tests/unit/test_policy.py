@@ -376,25 +376,22 @@ class Recordings:
             return Begin.SKETCH
         self.policy.passed(reads=self.passed[True], marks=self.passed[False])
         self.passed.clear()
-        if self.passes and self.policy.is_settled(path, self.behind, weight):
+        settles = self.policy.sketched(path, self.behind, weight, weight, is_read, None)
+        if self.passes and settles:
             self.settled.add(end)
-        else:
+        elif settles is False:
             self.settled.clear()
-        self.policy.sketched(path, self.behind, weight, weight, is_read, None)
         self.behind = path
-        begins = self.policy.begin(path)
-        if begins is not Begin.SKETCH:
-            self.settled.clear()
-        return begins
+        return self.policy.begin(path)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ends_that_are_settled_change_no_decision(quick_calls, seed):
-    """But that a loop of short reads is left alone some reads later."""
+    """But that a loop of short reads is left alone some reads later, or earlier, and noted then."""
     draw = random.Random(seed)
     weights = {name: draw.choice([1, 3, LAUNCH_CALLS, LAUNCH_CALLS + 9]) for name in "abcdef"}
     heard, passing = Recordings(passes=False), Recordings(passes=True)
-    loop, skipped = "abc", 0
+    loop, skipped, put_off = "abc", 0, 0
     for _ in range(60):
         loop = draw.choice([loop, draw.sample("abcdef", draw.randrange(1, 4))])
         for name in [*loop] * draw.randrange(1, 12):
@@ -406,7 +403,11 @@ def test_ends_that_are_settled_change_no_decision(quick_calls, seed):
             before = passing.passed.total()
             found = passing.run(*end)
             skipped += passing.passed.total() > before
-            assert found is expected or Begin.LEAVE_ALONE in (found, expected)
+            put_off += (expected, found) == (Begin.NOTE, Begin.LEAVE_ALONE)
+            if found is Begin.NOTE is not expected and put_off:
+                put_off -= 1
+            else:
+                assert found is expected or Begin.LEAVE_ALONE in (found, expected)
     assert skipped > 10
 
 

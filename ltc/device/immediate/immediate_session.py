@@ -354,8 +354,8 @@ class ImmediateSession:
         self._note_trained()
         return True
 
-    def settle(self, is_settled: bool) -> None:
-        """The end that the policy hears of now may be passed from now on; or else, no end may."""
+    def settle(self, is_settled: bool | None) -> None:
+        """The end that the policy hears of now may be passed from now on; False: no end may any more."""
         if CORE is not None:
             _, reads_pass = self._unheard_reads()
             CORE.settle(self._in_core, is_settled, SHORT_PATHS, reads_pass)

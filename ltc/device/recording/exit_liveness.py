@@ -472,8 +472,8 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     weight = weigh(summed.calls, summed.nbytes, summed.inputs, in_core=in_core)
     of_symbols = weigh(summed.calls, summed.nbytes, summed.inputs, summed.entries)
     of_reads = _is_of_reads(recorder, is_read)
-    session.settle(recorder.policy.is_settled(path, behind, weight) and of_reads is is_read)
-    recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
+    settles = recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
+    session.settle(None if settles and of_reads is not is_read else settles)
     return entry
 
 

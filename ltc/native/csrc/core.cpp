@@ -219,10 +219,11 @@ int64_t ltc_calls_of_step(void* session, int64_t since) {
 // The recording may end here, and the next one begin: Python need not ask the policy.
 bool ltc_passes_cut(void* session, bool is_read) { return static_cast<ltc::Session*>(session)->passes_cut(is_read); }
 
-// What Python heard of last is settled, or else nothing is; so many in a row may be passed.
-void ltc_settle(void* session, bool is_settled, int64_t most, bool reads_pass) {
+// What Python heard of last is settled: 1; else 0: nothing is, any more. So many in a row may be passed.
+void ltc_settle(void* session, int64_t is_settled, int64_t most, bool reads_pass) {
   auto& one = *static_cast<ltc::Session*>(session);
-  one.cuts.settle(is_settled);
+  if (is_settled > 0) one.cuts.settle();
+  if (!is_settled) one.cuts.forget();
   one.cuts.most = most;
   one.reads_pass = reads_pass;
 }
@@ -234,7 +235,7 @@ void ltc_note_trained(void* session, bool has_trained) { static_cast<ltc::Sessio
 void ltc_sketch(void* session) {
   auto& one = *static_cast<ltc::Session*>(session);
   one.sketch.begin();
-  one.cuts = ltc::SettledCuts();
+  one.cuts.begin();
   one.has_trained = false;
 }
 

@@ -16,9 +16,12 @@ namespace ltc {
 struct SettledCuts {
   // The end of what is summed up is passed if it is settled; false where Python has to hear of it.
   bool pass(Sketch& sketch, bool is_read, int64_t calls);
-  // Python hears of an end. Settle it where `is_settled`; else forget all: what comes next may be noted.
+  // Python hears of an end, which is settled from now on, or else none is: what comes next may be noted.
   void hear(const Sketch& sketch, bool is_read);
-  void settle(bool is_settled);
+  void settle();
+  void forget() { known_.clear(); }
+  // Other recordings begin, behind none.
+  void begin();
   int64_t most = 0;  // that are passed in a row
 
   uint64_t behind[2] = {};  // the sums, `exact` and `shape`, of the recording before this one

@@ -86,9 +86,15 @@ void SettledCuts::hear(const Sketch& sketch, bool is_read) {
   reads = marks = 0;
 }
 
-void SettledCuts::settle(bool is_settled) {
-  if (!is_settled || known_.size() >= MOST_KNOWN) known_.clear();
-  if (is_settled) known_.insert(heard_);
+void SettledCuts::settle() {
+  if (known_.size() >= MOST_KNOWN) forget();
+  known_.insert(heard_);
+}
+
+void SettledCuts::begin() {
+  auto known = std::move(known_);
+  *this = SettledCuts();
+  known_ = std::move(known);
 }
 
 uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
