@@ -19,9 +19,11 @@ from ltc.aten.wide_sums import adds_in_16_bits
 from ltc.backends.kernel_call import takes_memory_as_it_lies
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.call_observer import watching
+from ltc.device.hooks import strided_copies
 from ltc.device.immediate.computed import computed
-from ltc.device.immediate.immediate_session import STEPS, sessions
+from ltc.device.immediate.immediate_session import STEPS, ImmediateSession, sessions
 from ltc.device.ops import copies, quick_copies, storages
+from ltc.device.recording import gradient_views
 from ltc.device.recording import state as states
 from ltc.device.recording.fast_path import overload_named
 from ltc.device.recording.recorder import device_at
@@ -57,7 +59,8 @@ from ltc.support.torch_private import storage_identity
 
 # Copies and storages have kernels of Python's own; a value of the core's is never conjugated or negated.
 _NOT_THERE = frozenset(
-    f"aten::{name}" for name in (*copies.KERNELS, *storages.KERNELS, "_conj", "_neg_view")
+    f"aten::{name}"
+    for name in (*copies.KERNELS, *storages.KERNELS, "_conj", "_neg_view", "view.dtype")
 )
 _library: torch.library.Library | None = None
 
@@ -80,20 +83,25 @@ class CoreRule(enum.IntFlag):
     AS_IT_LIES = 1024
     OF_DEVICE = 2048
     DRAWS = 4096
+    FROM_START = 8192
 
 
-# Copies that the core makes by itself, though Python has kernels of its own for them.
-_COPIES = {
+# What the core runs by itself, though Python has kernels of its own for it, or leaves it to its rule.
+_ITS_OWN = {
     "aten::_to_copy": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.COPIES,
     "aten::empty.memory_format": CoreRule.RUNS_HERE | CoreRule.ZEROED,
+    "aten::new_empty_strided": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.ZEROED,
+    "aten::as_strided": CoreRule.RUNS_HERE | CoreRule.FROM_START,
+    "aten::equal": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.MAY_READ,
     "aten::copy_": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.OF_DEVICE,
 }
-# Random numbers that the core draws: those that are not rounded more than once. See random.cpp.
+# Random numbers that the core draws: those that are not rounded more than once, and those that only
+# PyTorch's kernels make. See random.cpp.
 _DRAWN = frozenset(
     f"aten::{name}"
     for name in (
         "native_dropout", "bernoulli", "bernoulli_.float", "uniform_", "rand", "randint",
-        "randint.low", "random_.to", "random_.from",
+        "randint.low", "random_.to", "random_.from", "multinomial", "poisson",
     )
 )  # fmt: skip
 
@@ -105,8 +113,8 @@ def _rule(name: str) -> int:
     tags = signature.overload.tags
     if is_forced(signature):
         return 0
-    if name in _COPIES:
-        return _COPIES[name]
+    if name in _ITS_OWN:
+        return _ITS_OWN[name]
     if name in _DRAWN:
         return CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.DRAWS
     if name in _NOT_THERE or not kernel.runs_here or torch.Tag.inplace_view in tags:
@@ -132,14 +140,48 @@ def _note_uploads() -> None:
 
 
 def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
-    """Return the value of a tensor, which the core has from now on; None where it stays here."""
+    """Return the value of a tensor, which the core has from now on; None where it stays here.
+
+    None as well of a view: the core derives its value from that of its base.
+    """
     try:
         state: State = storage_of(tensor).lazy
     except AttributeError:
         return None  # nothing was ever asked of it
     session = sessions.get(get_ident())
-    if session is None or state.base is not None or (state.views and state.living_views()):
+    if session is None:
         return None
+    if state.base is not None:
+        _join(tensor, state, number, session)
+        return None
+    host = _let_go(state, session)
+    if host is not None:
+        _have_in_core(state, number)
+    return host
+
+
+def _let_go(base: State, session: ImmediateSession) -> torch.Tensor | None:
+    """Return the value of a state that is no view, whose views are derived again where they are next used.
+
+    None where it, or one of these, is to stay here.
+    """
+    host = _host_of(base, session)
+    if host is None:
+        return None
+    views = base.living_views()
+    if views and (gradient_views.running or not host.is_contiguous()):
+        return None  # in a backward, some are to be independent when it ends
+    if any([v.buffer or (v.value and v.value.recorder is not session.recorder) for v in views]):
+        return None
+    for view in views:
+        view.value = None
+    if not views:
+        base.views = None
+    return host
+
+
+def _host_of(state: State, session: ImmediateSession) -> torch.Tensor | None:
+    """Return the value of a state that is no view, as the core takes it; None where it does not."""
     value, buffer = state.value, state.buffer
     if value is None:
         if buffer is None or buffer.settled() is not buffer:
@@ -151,12 +193,39 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
         return None
     if host.is_neg() or host.dtype.is_complex:
         return None
-    if not session.owns(buffer):
-        host = host.clone()
+    return host if session.owns(buffer) else host.clone()
+
+
+def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSession) -> None:
+    """The core has a view from now on if it can have the view's base."""
+    base: Any = view.base
+    if gradient_views.running:
+        return  # it may have to be independent when the backward ends
+    links = tuple([_described(*link) for link in view.chain])
+    if None in links or not hasattr(base, "number_in_core") or not is_plain_now():
+        return
+    if not base.is_in_core:
+        host = _let_go(base, session)
+        if host is None or not torch.ops.ltc_core.hold(base.number_in_core, host):
+            return
+        _have_in_core(base, base.number_in_core)
+    if torch.ops.ltc_core.join(tensor, base.number_in_core, links):
+        _have_in_core(view, number)
+
+
+def _described(overload: Any, args: tuple, kwargs: dict, index: int | None) -> tuple | None:
+    """Return a link of a chain as the core has it: the inverse of `_link`."""
+    signature = _signature(overload.name())
+    arguments = signature.in_schema_order((None, *args), kwargs)[1:]
+    given = [list(one) if isinstance(one, (tuple, list)) else one for one in arguments]
+    if any([one == [] or isinstance(one, torch.dtype) for one in given]):
+        return None  # to the core an empty list has no type, and a dtype is a number
+    return signature.name, tuple(given), -1 if index is None else index
+
+
+def _have_in_core(state: State, number: int) -> None:
     state.number_in_core = number
-    state.views = None
     del state.value, state.buffer
-    return host
 
 
 def _lend_to_walk(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
@@ -299,22 +368,24 @@ def _adopt(members: Any) -> None:
     if session is not None and (session.recorder.now is not session or session.notes is not None):
         session = None
     adopted: list[State] = []
-    for tensor, host, place, links in members:
+    for tensor, host, place, links, number in members:
         storage = storage_of(tensor)
         state = vars(storage).get("lazy")
         if state is None:
             state = storage.lazy = new_state(None, device)
         state.value = state.buffer = None
+        state.number_in_core = number
         if place >= 0:
             base = adopted[place]
             state.base, state.chain = base, tuple(map(_link, links))
-            base.add_view(state)
+            if state.views is None or state.views is not base.views:
+                base.add_view(state)
         adopted.append(state)
         if session is not None:
             state.value = computed(session.recorder, host)
             session.made_states(states.ref(state))
     if session is None:
-        for (_, host, place, _), state in zip(members, adopted):
+        for (_, host, place, *_), state in zip(members, adopted):
             if place < 0:
                 state.buffer = _buffer(host, len(members) == 1)
 
@@ -359,6 +430,7 @@ def install(core: Core) -> None:
         "is_plain": is_plain,
         "open": _open,
         "draw": _draw,
+        "copies": strided_copies.reshapes_by_copy,
         "catch_up": _catch_up,
         "begin": begin_for_core,
         "may_read": _may_read,

@@ -7,7 +7,7 @@ functions ask here first. The tensors that C++ reshapes for its own use are neve
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,15 @@ from ltc.native.core import CORE
 from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import plain_functions, register_builtin, storage_identity
 
-_NAMES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
+_NAMES = ("contiguous", "ravel")
+_NAMES_WITHOUT_CORE = ("reshape", "reshape_as", "flatten")  # the core's kernels of these decide
 # what a fake tensor and other wrappers raise where a lazy tensor's state is looked for
 _NO_STATE = (AttributeError, TypeError, NotImplementedError, RuntimeError)
 is_compiling = torch.compiler.is_compiling
 
 
 def install() -> None:
-    for name in _NAMES:
+    for name in _NAMES if CORE is not None else _NAMES + _NAMES_WITHOUT_CORE:
         method = getattr(torch.Tensor, name)
         stand_in(torch.Tensor, name, _method(method))
         if hasattr(torch, name):
@@ -63,20 +64,29 @@ def _function(original: Callable[..., Any], method: Callable[..., Any]):
 def _copy_where_needed(
     method: Callable[..., Any], tensor: torch.Tensor, args: tuple, kwargs: dict
 ) -> torch.Tensor:
+    return tensor if _is_left(method, tensor, args, kwargs) else tensor.clone()
+
+
+def reshapes_by_copy(tensor: torch.Tensor, sizes: Sequence[int]) -> bool:
+    """Return True if the CPU would reshape the tensor by a copy."""
+    return not _is_left(torch.Tensor.reshape, tensor, tuple(sizes), {})
+
+
+def _is_left(method: Callable[..., Any], tensor: torch.Tensor, args: tuple, kwargs: dict) -> bool:
+    """Return True if the method takes the tensor as it is: it makes a view of it, as on the CPU."""
     try:
         strides = _strides_of(tensor)
     except _NO_STATE:
-        return tensor
+        return True
     if strides is None:
-        return tensor
+        return True
     shape, named = tuple(tensor.shape), tuple(kwargs.items())
     if method.__name__ == "reshape_as":
         method, args = torch.Tensor.reshape, tuple(args[0].shape)
     try:
-        is_view = _gives_view(method, shape, strides, args, named)
+        return _gives_view(method, shape, strides, args, named)
     except TypeError:  # a list has no hash
-        is_view = _gives_view.__wrapped__(method, shape, strides, args, named)
-    return tensor if is_view else tensor.clone()
+        return _gives_view.__wrapped__(method, shape, strides, args, named)
 
 
 def _strides_of(tensor: torch.Tensor) -> Strides:

@@ -74,9 +74,9 @@ void zero_bytes(const c10::Storage& memory) {
 class Call {
  public:
   // A gradient that a formula repeats is no view of another, though it may lie in its memory.
-  Call(Overload& overload, torch::jit::Stack* stack, bool is_formulas)
-      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()), is_formulas_(is_formulas),
-        is_value_(is_formulas && (overload.rule & IS_EXPAND) && !replays_a_write()), is_download_(is_read(overload, *stack)) {}
+  Call(Overload& overload, torch::jit::Stack* stack, Caller caller)
+      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()), is_formulas_(caller != Caller::OTHER),
+        is_value_(caller == Caller::FORMULA && (overload.rule & IS_EXPAND) && !replays_a_write()), is_download_(is_read(overload, *stack)) {}
 
   // The operands as the CPU's kernel takes them; false, and why, where Python has to run the call.
   bool prepare(Reason& why) {
@@ -88,6 +88,7 @@ class Call {
       if (overload_.kinds[i] == Kind::OTHER) host_.push_back(given);
       else if (!add(given, i, why)) return false;
     }
+    if (overload_.rule & FROM_START) count_from(host_[0].toTensor(), host_.back());
     if (!written_.empty()) read_before_writing();
     if (overload_.rule & COPIES) host_.back() = at::MemoryFormat::Contiguous;
     return !is_download_ || may_read_here(host_[0].toTensor(), false);
@@ -376,10 +377,9 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   why = IN_BACKWARD;
   const bool is_in_backward = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
   const auto caller = is_in_backward ? caller_in_backward() : Caller::OTHER;
-  if (caller == Caller::FUNCTION) return false;
-  if (is_in_backward && caller == Caller::OTHER && shows_twice(overload, *stack)) return false;
+  if (is_in_backward && caller != Caller::FORMULA && shows_twice(overload, *stack)) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
-  Call call(overload, stack, caller == Caller::FORMULA);
+  Call call(overload, stack, caller);
   const bool is_upload = call.is_upload(), is_beside_walk = is_upload || (call.is_download() && session.is_walking);
   if (!call.prepare(why) || !(is_beside_walk || session.is_entered.load(std::memory_order_relaxed))) return false;
   if (call.reads() && !may_look()) return false;

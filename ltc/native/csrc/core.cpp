@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "calls.h"
+#include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
 #include "typed.h"
@@ -27,7 +28,7 @@ IValue described(const Link* link) {
 }
 
 // Hand the value of a storage to Python, and those of all that lie in its memory: of each a tensor over
-// its storage, its value, the place of its base (-1: none) and its links.
+// its storage, its value, the place of its base (-1: none), its links, and the number by which it is asked for.
 IValue taken(c10::StorageImpl* storage) {
   c10::List<IValue> all(c10::AnyType::get());
   auto* asked = held_by(storage);
@@ -44,7 +45,7 @@ IValue taken(c10::StorageImpl* storage) {
     const auto base = std::find(members.begin(), members.end(), held->base.get());
     const int64_t place = held->base ? base - members.begin() : -1;
     all.push_back(c10::ivalue::Tuple::create(
-        {IValue(tensors[all.size()]), IValue(held->host), IValue(place), described(held->link.get())}));
+        {IValue(tensors[all.size()]), IValue(held->host), IValue(place), described(held->link.get()), IValue(number_of(*held))}));
   }
   for (auto* one : members) {
     auto* held = held_by(one);
@@ -95,6 +96,39 @@ CallKernel* kernel_of(const std::string& name) {
   return nullptr;
 }
 
+// (number, value) -> whether the core has it from now on: its tensor is alive.
+void hold(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  Tensor host = torch::jit::pop(*stack).toTensor();
+  auto* held = numbered(torch::jit::pop(*stack).toInt());
+  const bool is_free = held && !held->host.defined() && !held->is_walked && !held->base;
+  if (is_free) held->hold(std::move(host));
+  stack->push_back(is_free);
+}
+
+// (tensor, number of its base, links as `described` gives them) -> whether the core has the view's value from now on.
+void join(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const auto links = torch::jit::pop(*stack);
+  const auto* base = numbered(torch::jit::pop(*stack).toInt());
+  const Tensor tensor = torch::jit::pop(*stack).toTensor();
+  auto* held = base && base->host.defined() ? attached(tensor) : nullptr;
+  if (!held || held->base || held->host.defined()) return stack->push_back(false);
+  c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
+  Tensor host = base->host;
+  std::shared_ptr<const Link> last;
+  for (const IValue& described : links.toTupleRef().elements().vec()) {
+    const auto parts = described.toTupleRef().elements();
+    const auto* kernel = kernel_of(parts[0].toStringRef());
+    if (!kernel) return stack->push_back(false);
+    auto link = std::make_shared<Link>(std::move(last), &kernel->overload, parts[1].toTupleRef().elements().vec(), parts[2].toInt());
+    host = shown(host, *link);
+    last = std::move(link);
+  }
+  if (!host.is_alias_of(base->host)) return stack->push_back(false);
+  join_family(tensor, over(base->storage, {0}, caffe2::TypeMeta::Make<float>()), std::move(last), false);
+  held->hold(std::move(host));
+  stack->push_back(true);
+}
+
 template <class Kernel>
 void add(torch::Library& to, const std::string& name, const c10::OperatorHandle& handle) {
   auto kernel = std::make_unique<Kernel>(handle);
@@ -132,9 +166,12 @@ void ltc_define() {
   own.def("is_plain(Tensor tensor) -> bool");
   own.def("open(Tensor[] tensors, int[] numbers) -> bool");
   own.def("draw() -> int");
+  own.def("copies(Tensor tensor, int[] sizes) -> bool");
   own.def("catch_up() -> ()");
   own.def("end_walk(int session) -> Any", torch::CppFunction::makeFromBoxedFunction<&end_walk>());
   own.def("walked_view(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&walked_view>());
+  own.def("hold(int number, Tensor value) -> bool", torch::CppFunction::makeFromBoxedFunction<&hold>());
+  own.def("join(Tensor tensor, int base, Any links) -> bool", torch::CppFunction::makeFromBoxedFunction<&join>());
   own.def("take(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&take>());
   own.def("take_numbered(int number) -> Any", torch::CppFunction::makeFromBoxedFunction<&take_numbered>());
 }
@@ -165,6 +202,7 @@ int64_t ltc_register() {
   auto& autograd = library(torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse1);
   register_linear(autograd, library(torch::Library::IMPL, "aten", DispatchKey::CPU));
   register_attention(autograd);
+  register_reshape(autograd);
   return count;
 }
 

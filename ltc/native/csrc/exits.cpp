@@ -109,10 +109,7 @@ void Walk::derive(HeldValue& view) const {
     link->overload = step.overload;
     link->index = (*one)->index;
     for (size_t i = 1; i < step.words.size(); i++) link->arguments.push_back(step.words[i].value);
-    torch::jit::Stack stack{IValue(host)};
-    stack.insert(stack.end(), link->arguments.begin(), link->arguments.end());
-    step.overload->handle.redispatchBoxed(kCpu, &stack);
-    host = link->index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link->index];
+    host = shown(host, *link);
     last = std::move(link);
   }
   const bool is_copy = !host.is_alias_of(held_by(view.base.get())->host);

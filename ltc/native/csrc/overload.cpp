@@ -45,6 +45,19 @@ Overload::Overload(const c10::OperatorHandle& handle) : handle(handle) {
 
 void Overload::prepare() { rule = ask_for_rule(name); }
 
+void count_from(const Tensor& host, IValue& offset) {
+  offset = host.storage_offset() + (offset.isNone() ? 0 : offset.toInt());
+}
+
+Tensor shown(const Tensor& host, const Link& link) {
+  const bool counts = link.overload->rule & FROM_START;
+  torch::jit::Stack stack{IValue(counts ? host.contiguous() : host)};
+  stack.insert(stack.end(), link.arguments.begin(), link.arguments.end());
+  if (counts) count_from(stack[0].toTensor(), stack.back());
+  link.overload->handle.redispatchBoxed(kCpu, &stack);
+  return link.index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link.index];
+}
+
 const Overload& as_on_path(const Overload& overload) {
   return overload.out_of_place && formula_calls() ? *overload.out_of_place : overload;
 }

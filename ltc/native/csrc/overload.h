@@ -22,6 +22,7 @@ enum Rule : int64_t {
   AS_IT_LIES = 1024,  // it goes through the memory of what it writes to, whatever the strides
   OF_DEVICE = 2048,   // it takes no number of the CPU's: Python uploads one
   DRAWS = 4096,       // `run_random` draws its numbers
+  FROM_START = 8192,  // its last argument is an offset: see `count_from`
 };
 
 enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };
@@ -54,6 +55,12 @@ struct Overload {
  private:
   std::unique_ptr<Words> words_;
 };
+
+// The offset of `as_strided`, which counts in the tensor: the CPU's kernel counts from where the memory begins.
+void count_from(const Tensor& host, IValue& offset);
+
+// What a view shows of a value on the host.
+Tensor shown(const Tensor& host, const Link& link);
 
 // The overload as paths have it: a sum of gradients in place is one that makes a tensor.
 const Overload& as_on_path(const Overload& overload);

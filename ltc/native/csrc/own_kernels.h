@@ -10,6 +10,9 @@ namespace ltc {
 // F.linear as one call; see ltc/device/ops/linear_layers.py.
 void register_linear(torch::Library& autograd, torch::Library& cpu);
 
+// Tensors in another shape.
+void register_reshape(torch::Library& autograd);
+
 // F.scaled_dot_product_attention.
 void register_attention(torch::Library& autograd);
 

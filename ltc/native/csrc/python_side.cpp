@@ -33,7 +33,9 @@ int64_t ask_for_rule(const std::string& overload) {
 bool borrow(const Tensor& tensor) {
   static const auto asked = question("ltc_core::lend");
   auto* held = attached(tensor);
-  return held && takes(*held, answer(asked, {IValue(tensor), IValue(number_of(*held))})[0]);
+  if (!held) return false;
+  const auto lent = answer(asked, {IValue(tensor), IValue(number_of(*held))})[0];
+  return held->host.defined() || takes(*held, lent);  // a view has joined its base
 }
 
 bool lend_to_walk(const Tensor& tensor, HeldValue& held) {
@@ -100,6 +102,11 @@ bool is_plain(const Tensor& tensor, HeldValue& held) {
 bool open(const std::vector<Tensor>& tensors, const std::vector<int64_t>& numbers) {
   static const auto asked = question("ltc_core::open");
   return answer(asked, {IValue(tensors), IValue(numbers)})[0].toBool();
+}
+
+bool copies_in_python(const Tensor& tensor, at::IntArrayRef sizes) {
+  static const auto asked = question("ltc_core::copies");
+  return answer(asked, {IValue(tensor), IValue(sizes)})[0].toBool();
 }
 
 int64_t draw() {

@@ -52,6 +52,9 @@ bool lend_to_walk(const Tensor& tensor, HeldValue& held);
 // A value is read at the end of a walk; true if the recording ends here, so that the value is there.
 bool end_at_read(bool is_number);
 
+// True if the CPU would reshape the tensor by a copy.
+bool copies_in_python(const Tensor& tensor, at::IntArrayRef sizes);
+
 // The next seed.
 int64_t draw();
 

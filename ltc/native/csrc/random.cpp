@@ -1,5 +1,6 @@
 // Random numbers, the same as a program's: Philox4x32-10, as backends/reference/philox.py has it, in the formulas of
 // aten/rules/rng.py. Those that round more than once are Python's: a program rounds them in its own way.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "modes.h"
 #include "overload.h"
 #include "own_kernels.h"
 #include "python_side.h"
@@ -190,13 +192,22 @@ const std::unordered_map<std::string, Kernel> KERNELS = {
     {"aten::random_.to", random<-1, 1>},    {"aten::random_.from", random<1, 2>},
 };
 
+// PyTorch's kernel, with a generator of its own.
+bool run_seeded(const Overload& overload, Stack& host) {
+  const auto place = overload.handle.schema().argumentIndexWithName("generator");
+  if (!place) return false;
+  host[*place] = at::make_generator<at::CPUGeneratorImpl>(uint64_t(draw()));
+  overload.handle.redispatchBoxed(kCpu, &host);
+  return true;
+}
+
 }  // namespace
 
 bool run_random(const Overload& overload, Stack& host) {
   for (const auto& one : host)
     if (one.isGenerator()) return false;
   const auto found = KERNELS.find(overload.name);
-  return found != KERNELS.end() && found->second(host);
+  return found == KERNELS.end() ? run_seeded(overload, host) : found->second(host);
 }
 
 }  // namespace ltc

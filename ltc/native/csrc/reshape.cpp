@@ -1,0 +1,66 @@
+// reshape, flatten and reshape_as of a view are copies where the CPU's are, which decides by strides; a tensor of the
+// device appears contiguous. What is no ordinary call is PyTorch's formula alone.
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/WrapDimUtils.h>
+
+#include "modes.h"
+#include "own_kernels.h"
+#include "python_side.h"
+
+namespace ltc {
+namespace {
+
+// PyTorch's formula stands under this key as under all that have no kernel of their own.
+const DispatchKeySet kFormula(DispatchKey::AutogradCPU);
+
+// True if the CPU makes a copy. `known`: what the core has, which may be a view.
+bool copies(const Tensor& self, const HeldValue* known, at::IntArrayRef sizes) {
+  if (!known || known->is_walked || !known->host.defined()) return copies_in_python(self, sizes);
+  if (!known->base || known->host.is_contiguous()) return false;
+  const auto* base = held_by(known->base.get());
+  if (known->is_copy || !base || !base->host.defined() || !base->host.is_contiguous()) return copies_in_python(self, sizes);
+  const at::DimVector wanted = at::infer_size_dv(sizes, self.numel());
+  return !at::detail::computeStride(known->host.sizes(), known->host.strides(), wanted);
+}
+
+bool is_walked_whole(const HeldValue* held) { return held && held->is_walked && !held->base; }
+
+// The tensor, or a copy of it that is reshaped in its place.
+Tensor to_reshape(const Tensor& self, c10::SymIntArrayRef sizes) {
+  if (!takes_plain() || !is_untransformed(self) || !self.device().is_privateuseone() || self.layout() != c10::kStrided)
+    return self;
+  const auto whole = c10::asIntArrayRefSlowOpt(sizes);
+  const auto* held = held_by(self);
+  return whole && !is_walked_whole(held) && copies(self, held, *whole) ? self.clone() : self;
+}
+
+Tensor reshape(const Tensor& self, c10::SymIntArrayRef sizes) {
+  return at::_ops::reshape::redispatch(kFormula, to_reshape(self, sizes), sizes);
+}
+
+Tensor reshape_as(const Tensor& self, const Tensor& other) {
+  return at::_ops::reshape_as::redispatch(kFormula, to_reshape(self, other.sym_sizes()), other);
+}
+
+Tensor flatten(const Tensor& self, int64_t start, int64_t end) {
+  const auto dims = self.dim();
+  if (dims < 2 || !self.device().is_privateuseone()) return at::_ops::flatten_using_ints::redispatch(kFormula, self, start, end);
+  const auto first = at::maybe_wrap_dim(start, dims), last = at::maybe_wrap_dim(end, dims);
+  std::vector<c10::SymInt> sizes(self.sym_sizes().begin(), self.sym_sizes().end());
+  if (first < last) {
+    for (auto dim = first + 1; dim <= last; dim++) sizes[first] *= sizes[dim];
+    sizes.erase(sizes.begin() + first + 1, sizes.begin() + last + 1);
+  }
+  return at::_ops::flatten_using_ints::redispatch(kFormula, to_reshape(self, sizes), start, end);
+}
+
+}  // namespace
+
+void register_reshape(torch::Library& autograd) {
+  autograd.impl("reshape", TORCH_FN(reshape));
+  autograd.impl("reshape_as", TORCH_FN(reshape_as));
+  autograd.impl("flatten.using_ints", TORCH_FN(flatten));
+}
+
+}  // namespace ltc
