@@ -19,6 +19,7 @@ import torch
 from ltc.backends.interface import LoweringContext
 from ltc.backends.reference.donation import overwrites
 from ltc.backends.xla import fault_word
+from ltc.backends.xla.early_checks import EarlyChecks, early_checks
 from ltc.backends.xla.lowering import TOGETHER
 from ltc.backends.xla.numbers import DTYPES, Array
 from ltc.backends.xla.placement import OneDevice, ReplicaMesh
@@ -54,6 +55,7 @@ class XlaProgram:
         read: Positions of all buffers that it reads.
         outputs: Takes the graph's outputs from the results, of which the word is the last.
         checked: The nodes that can fail.
+        early: Their checks ahead of the program, where it need not run for them.
     """
 
     run: Any
@@ -64,6 +66,7 @@ class XlaProgram:
     read: tuple[int, ...]
     outputs: Callable[[Any], Sequence[Array]]
     checked: tuple[Node, ...]
+    early: EarlyChecks | None
 
     def numbers(self, scalars: Sequence[Any]) -> list[np.ndarray]:
         """The groups of a launch's scalars."""
@@ -136,9 +139,10 @@ def _compiled(graph: Graph, place: OneDevice | ReplicaMesh, donated: frozenset[i
         mapped = place.mapped(function, arguments, [*ranks, 1])
         run = jax.jit(mapped, donate_argnums=1, compiler_options=_OPTIONS)
         run.lower(*arguments).compile()  # `run` finds it later
+        early = early_checks(checked, given, place) if isinstance(place, OneDevice) else None
     outputs = elements_at([first.index(position) for position in range(len(first))])
     read = tuple(node.attr("index") for node in graph.inputs)
-    return XlaProgram(run, kept_of, given_of, positions, groups, read, outputs, tuple(checked))
+    return XlaProgram(run, kept_of, given_of, positions, groups, read, outputs, tuple(checked), early)
 
 
 def _number(scalar: Any) -> Any:

@@ -1,7 +1,8 @@
 """A graph that XLA has compiled, made ready to launch; and the buffers of its devices.
 
-A launch begins and returns as soon as the device has its work, unless a check can fail: then it waits
-for the program's word, in the executor's thread, and the caller goes on recording.
+A launch begins and returns as soon as the device has its work, unless a check of computed values can
+fail: then it waits for the program's word, in the executor's thread, and the caller goes on recording.
+Checks of what the host has given, such as labels, are made ahead: see early_checks.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import torch
 
+from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.fault_word import Check
 from ltc.backends.xla.numbers import DTYPES, Array, as_numpy, as_tensor
@@ -63,6 +65,7 @@ class CheckedProgram:
     def __init__(self, program: XlaProgram, graph: Graph) -> None:
         self.program = program
         self._checks = [Check.of(node, graph.origins.get(node)) for node in program.checked]
+        self.waits = bool(self._checks) and program.early is None
 
     def told(self, error: Exception, given: Sequence[Array]) -> Exception:
         """An error of XLA's as ltc's, which says what of the donated buffers is gone."""
@@ -72,9 +75,13 @@ class CheckedProgram:
         )
         return told
 
-    def begun(self, made: Sequence[Array]) -> tuple[list[Array], XlaLaunch]:
-        """The outputs of a launch that was begun, and its token; raise what a check refuses."""
-        if self._checks:
+    def begun(self, made: Sequence[Array], is_sure: bool) -> tuple[list[Array], XlaLaunch]:
+        """The outputs of a launch that was begun, and its token; raise what a check refuses.
+
+        Args:
+            is_sure: True if no check can fail.
+        """
+        if self._checks and not is_sure:
             number, value = np.asarray(made[-1]).tolist()
             if number:  # nothing was written then
                 error = self._checks[number - 1].error(value)
@@ -92,6 +99,9 @@ class XlaComputation:
     def __init__(self, graph: Graph, device: int, donated: frozenset[int]) -> None:
         place = OneDevice(device_of(device))
         self._checked = CheckedProgram(program_of(graph, place, donated), graph)
+        self.capabilities = ComputationCapabilities(
+            begin=self.begin, begins_at_once=not self._checked.waits
+        )
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> Array:
@@ -125,13 +135,14 @@ class XlaComputation:
         return outputs
 
     def begin(self, buffers: list[Array], scalars: list[Any]) -> tuple[list[Array], XlaLaunch]:
-        """Launch, and return before the device is done, unless a check can fail."""
+        """Launch, and return before the device is done, unless a check of computed values can fail."""
         program = self._checked.program
         given = program.given(buffers)
         try:
             with jax.enable_x64(True):
+                early = None if program.early is None else program.early.begun(buffers)
                 made = program.run(program.kept(buffers), given, program.numbers(scalars))
-            return self._checked.begun(made)
+            return self._checked.begun(made, early is not None and early.holds())
         except jax.errors.JaxRuntimeError as error:
             raise self._checked.told(error, given) from error
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.collective_runner import current_place, running_place
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.computation import CheckedProgram, XlaComputation, XlaLaunch
@@ -29,6 +30,7 @@ class JointComputation(XlaComputation):
 
     def __init__(self, graph: Graph, mesh: ReplicaMesh, donated: frozenset[int]) -> None:
         self._graph, self._donated = graph, donated
+        self.capabilities = ComputationCapabilities(begin=self.begin)
         self._program_on(mesh)
 
     def _program_on(self, mesh: ReplicaMesh) -> CheckedProgram:
@@ -48,7 +50,7 @@ class JointComputation(XlaComputation):
         try:
             with jax.enable_x64(True):
                 made = _launched_with(program, mesh, place.position, part)
-            return checked.begun(made)
+            return checked.begun(made, is_sure=False)
         except jax.errors.JaxRuntimeError as error:
             raise checked.told(error, program.given(buffers)) from error
 
