@@ -4,23 +4,19 @@ python scripts/bench/accelerator_parts.py machine
 python scripts/bench/accelerator_parts.py values gpt
 python scripts/bench/accelerator_parts.py first gpt_bf16
 python scripts/bench/accelerator_parts.py times gpt_bf16 </dev/null
-python scripts/bench/accelerator_parts.py hot_spots gpt_bf16 replayed
 """
 
 from __future__ import annotations
 
-import cProfile
-import io
 import os
 import platform
-import pstats
 import shutil
 import subprocess
 import sys
 import time
 from importlib import metadata
 
-from accelerator_times import Device, allow_tf32, loss_of, tell, times, warmed, workload
+from accelerator_times import Device, allow_tf32, loss_of, tell, times, workload
 from workloads import Way
 
 import ltc
@@ -31,7 +27,7 @@ from ltc.native.core import CORE
 from ltc.runtime.transfers import backend
 
 STEPS = 6
-DRAWS_ON_THE_DEVICE = ("mnist_cnn", "vit", "adamw_many")  # as the llvm backend does, not as PyTorch
+DRAWS_ON_THE_DEVICE = ("mnist_cnn",)  # as the llvm backend does, not as PyTorch
 LIMIT, LIMIT_OF_RESNET = 1e-3, 0.3  # in float32, where rounding grows tenfold a step in ResNet
 
 
@@ -128,23 +124,6 @@ def first(name: str) -> None:
     tell(first_s=round(time.perf_counter() - began, 3))
 
 
-def hot_spots(name: str, chosen: str) -> None:
-    """Print where the host's time of fifty steps goes."""
-    allow_tf32()
-    step, finish = warmed(name, of_ltc(), chosen, OF_LTC[chosen])
-    profile, text = cProfile.Profile(), io.StringIO()
-    profile.enable()
-    for _ in range(50):
-        step()
-    profile.disable()
-    finish()
-    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(30)
-    print(text.getvalue())
-
-
 if __name__ == "__main__":
-    parts = {
-        "machine": machine, "values": values, "times": timed, "first": first,
-        "hot_spots": hot_spots,
-    }  # fmt: skip
+    parts = {"machine": machine, "values": values, "times": timed, "first": first}
     parts[sys.argv[1]](*sys.argv[2:])

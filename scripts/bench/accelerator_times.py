@@ -7,9 +7,11 @@ ltc is not imported here: accelerator_parts.py times its ways by the same functi
 
 from __future__ import annotations
 
+import cProfile
 import fcntl
 import json
 import os
+import pstats
 import select
 import statistics
 import sys
@@ -26,6 +28,7 @@ from workloads import Way
 
 WARM_STEPS = 12  # until a step is replayed, and a graph of torch's captured
 ROUNDS, ROUND_SECONDS = 3, 0.2
+PROFILED_STEPS, MOST_HOT_SPOTS = 20, 25
 OF_TORCH = ("fused", "eager", "reduce-overhead", "compile")
 
 
@@ -81,6 +84,9 @@ def times(name: str, device: Device, ways: Mapping[str, Way]) -> None:
     with alone():
         for chosen, one in warm.items():
             tell(way=chosen, **measured(one))
+        for chosen, one in warm.items():
+            tell(way=chosen, hot_spots=hot_spots(one))
+    tell(over=True)
 
 
 def allow_tf32() -> None:
@@ -121,7 +127,8 @@ def warmed(name: str, device: Device, chosen: str, way: Way) -> Warm:
 
 
 def loss_of(found: torch.Tensor) -> float:
-    loss: float = found.detach().double().item()
+    """The first element of what a step gives: most give a loss, some a tensor of results."""
+    loss: float = found.detach().flatten()[0].double().item()
     return loss
 
 
@@ -159,6 +166,22 @@ def median_ms(call: Callable, finish: Callable) -> float:
     return round(statistics.median(found) * 1e3, 4)
 
 
+def hot_spots(warm: Warm) -> list[str]:
+    """The functions in which the host spends most of a step, in microseconds with a profiler."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(PROFILED_STEPS):
+        warm.step()
+    profile.disable()
+    warm.finish()
+    found = pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]  # as print_stats
+    costs = sorted(((own, where) for where, (_, _, own, _, _) in found), reverse=True)
+    return [
+        f"{own / PROFILED_STEPS * 1e6:.0f} {Path(file).name}:{line} {name}"
+        for own, (file, line, name) in costs[:MOST_HOT_SPOTS]
+    ]
+
+
 def of_torch() -> Device:
     if not torch.cuda.is_available():
         return Device("cpu", lambda: None)
@@ -179,7 +202,7 @@ def way_of(name: str, chosen: str) -> Way:
     def compiled(function: Callable) -> Callable:
         return torch.compile(function, **mode)
 
-    if name == "adamw_many":  # which has no model: its optimizer is compiled
+    if name == "adamw_4m":  # which has no model: its optimizer is compiled
         return Way(compile_optimizer=compiled)
     return Way(compile_model=compiled, optimizer_options=options)
 

@@ -213,11 +213,18 @@ def _normal_cdf(x):
     return 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def black_scholes(device, way: Way = Way(), calls: int = 1 << 22) -> Callable:
-    """The prices of European calls, 4 million of them: one long chain of elementwise operations."""
-    n, g = calls, torch.Generator().manual_seed(1)
-    ranges = ((50, 100), (50, 100), (0.1, 2))
-    spot, strike, years = ((torch.rand(n, generator=g) * hi + lo).to(device) for lo, hi in ranges)
+def black_scholes(device, way: Way = Way()) -> Callable:
+    """4 million European calls: one long chain of elementwise operations."""
+    prices = pricing(1 << 22, device, way)
+    return lambda: prices()[0]
+
+
+def pricing(calls: int, device, way: Way) -> Callable:
+    """A step that gives the prices of so many European calls."""
+    g, ranges = torch.Generator().manual_seed(1), ((50, 100), (50, 100), (0.1, 2))
+    spot, strike, years = (
+        (torch.rand(calls, generator=g) * hi + lo).to(device) for lo, hi in ranges
+    )
 
     def price(s, k, t, rate=0.03, volatility=0.2):
         spread = volatility * torch.sqrt(t)
@@ -227,29 +234,37 @@ def black_scholes(device, way: Way = Way(), calls: int = 1 << 22) -> Callable:
     run = way.compile_model(price)
 
     @way.compile_step
-    def all_prices():
+    def prices():
         with torch.no_grad():
-            prices = run(spot, strike, years)
+            found = run(spot, strike, years)
         way.mark()
-        return prices
+        return found
 
-    return lambda: all_prices()[0]
+    return prices
 
 
 def adamw_many(device, way: Way = Way()) -> Callable:
     """The optimizer alone: 40 large and 80 small tensors."""
-    parameters = [torch.randn(n).to(device).requires_grad_() for n in [100_000] * 40 + [256] * 80]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    update = way.compile_optimizer(adamw(parameters, **way.optimizer_options).step)
-
-    @way.compile_step
-    def all_updates():
-        update()
-        way.mark()
+    parameters, update = updating(device, way)
 
     def step():
-        all_updates()
+        update()
         return parameters[0][0]
 
     return step
+
+
+def updating(device, way: Way) -> tuple[list[torch.Tensor], Callable]:
+    """Many parameters, and a step that updates them by gradients that stay."""
+    sizes = [100_000] * 40 + [256] * 80
+    parameters = [torch.randn(n).to(device).requires_grad_() for n in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape).to(device)
+    run = way.compile_optimizer(adamw(parameters, **way.optimizer_options).step)
+
+    @way.compile_step
+    def update():
+        run()
+        way.mark()
+
+    return parameters, update

@@ -8,7 +8,7 @@ long as no program writes over them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -77,7 +77,7 @@ class BegunChecks:
 
 
 def early_checks(
-    checked: Sequence[Node], written: Sequence[Node], place: OneDevice
+    checked: Sequence[Node], written: Set[Node], place: OneDevice
 ) -> EarlyChecks | None:
     """Compile the checks of a program; None where there are none, or values are computed for them.
 
@@ -91,7 +91,7 @@ def early_checks(
     if any(node.op.kind not in _KINDS or node.op is ops.SCALAR for node in order):
         return None
     inputs = [node for node in order if node.op is ops.INPUT]
-    if not set(inputs).isdisjoint(written):
+    if not written.isdisjoint(inputs):
         return None
 
     def function(arrays: Arrays) -> Array:

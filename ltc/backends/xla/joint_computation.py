@@ -19,6 +19,7 @@ from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.computation import CheckedProgram, XlaComputation, XlaLaunch
 from ltc.backends.xla.exchange_rows import are_all_rows
 from ltc.backends.xla.numbers import Array
+from ltc.backends.xla.packed_state import unpacked
 from ltc.backends.xla.placement import ReplicaMesh, mesh_of
 from ltc.ir.graph import Graph
 
@@ -45,7 +46,7 @@ class JointComputation(XlaComputation):
         program = checked.program
 
         def part() -> _Arguments:
-            return _Arguments(buffers, program.numbers(scalars))
+            return _Arguments(unpacked(buffers, program.alone), program.numbers(scalars))
 
         try:
             with jax.enable_x64(True):
@@ -127,7 +128,7 @@ def _launched(
         buffers[index] = mesh.joined([part.buffers[index] for part in parts])
     groups = zip(*[part.numbers for part in parts])
     numbers = [mesh.uploaded(group) for group in groups]
-    made = program.run(program.kept(buffers), program.given(buffers), numbers)
+    made = program.run(program.kept(buffers), program.given(buffers), [], numbers)
     return [list(results) for results in zip(*[mesh.parts(array) for array in made])]
 
 
