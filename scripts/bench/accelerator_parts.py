@@ -3,7 +3,7 @@
 python scripts/bench/accelerator_parts.py machine
 python scripts/bench/accelerator_parts.py values gpt
 python scripts/bench/accelerator_parts.py first gpt_bf16
-python scripts/bench/accelerator_parts.py times gpt_bf16 </dev/null
+python scripts/bench/accelerator_parts.py times gpt_bf16
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Times of one workload in all ways of PyTorch: lines of JSON, for scripts/accelerator_check.
 
-    python scripts/bench/accelerator_times.py gpt_bf16 </dev/null
+    python scripts/bench/accelerator_times.py gpt_bf16 [WAY ...]
+
+It waits for a line of input, "go", before it takes the times.
 
 ltc is not imported here: accelerator_parts.py times its ways by the same functions.
 """
@@ -12,10 +14,10 @@ import fcntl
 import json
 import os
 import pstats
-import select
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,20 +69,20 @@ def tell(**found: object) -> None:
 def times(name: str, device: Device, ways: Mapping[str, Way]) -> None:
     """Tell the times of each way, in ms a step.
 
-    It says when all ways are warm, and waits for a line, so that others may get warm as well; then
-    the processes take turns. Where the line is there sooner, what is not yet warm is left out.
+    It says when all ways are warm, and waits for "go", so that others may get warm as well; then the
+    processes take turns.
     """
     allow_tf32()
-    warm = {}
+    said, warm = Said(), {}
     for chosen, way in ways.items():
-        if warm and line_is_there():
+        if said.enough.is_set():
             break
         try:
             warm[chosen] = warmed(name, device, chosen, way)
         except Exception as error:
             tell(way=chosen, failed=f"{type(error).__name__}: {error}"[:600])
     tell(ready=True)
-    sys.stdin.readline()
+    said.go.wait()
     with alone():
         for chosen, one in warm.items():
             tell(way=chosen, **measured(one))
@@ -95,8 +97,22 @@ def allow_tf32() -> None:
     torch.backends.cudnn.benchmark = True
 
 
-def line_is_there() -> bool:
-    return bool(select.select([sys.stdin], [], [], 0)[0])
+class Said:
+    """The lines that come on the standard input.
+
+    Attributes:
+        enough: Set by "enough": what is not yet warm is left out.
+        go: Set by "go", and at the end of the input.
+    """
+
+    def __init__(self) -> None:
+        self.enough, self.go = threading.Event(), threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            (self.enough if line == "enough\n" else self.go).set()
+        self.go.set()
 
 
 @contextmanager
@@ -208,4 +224,6 @@ def way_of(name: str, chosen: str) -> Way:
 
 
 if __name__ == "__main__":
-    times(sys.argv[1], of_torch(), {chosen: way_of(sys.argv[1], chosen) for chosen in OF_TORCH})
+    workload_name, *chosen_ways = sys.argv[1:]
+    ways = {chosen: way_of(workload_name, chosen) for chosen in chosen_ways or OF_TORCH}
+    times(workload_name, of_torch(), ways)

@@ -100,7 +100,7 @@ class XlaProgram:
             over.
         positions: Positions of the latter. Their outputs come next to those of packs among the
             results, in this order.
-        packs: Those that it takes as one array; these come first among the results.
+        packs: Buffers that it takes as one array; these come first among the results.
         groups: The scalars.
         read: Positions of all buffers that it reads.
         alone: Positions of those that lie in no pack.

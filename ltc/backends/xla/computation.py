@@ -47,7 +47,10 @@ class XlaLaunch:
             raise as_told(error) from error
 
 
-_NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*?(?:allocat\w+ (\d+)|$)", re.DOTALL)
+_NO_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED.*?(?:allocat\w+ (\d+(?:\.\d+)?) ?([KMGT]iB)?|$)", re.DOTALL
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def as_told(error: Exception) -> Exception:
@@ -55,7 +58,8 @@ def as_told(error: Exception) -> Exception:
     found = _NO_MEMORY.search(str(error))
     if found is None:
         return error
-    told = OutOfMemory("out of memory", int(found[1] or 0))
+    asked = float(found[1] or 0) * _UNITS.get(found[2], 1)
+    told = OutOfMemory("out of memory", int(asked))
     told.__cause__ = error
     return told
 
@@ -110,7 +114,11 @@ class XlaComputation:
 
     def __init__(self, graph: Graph, device: int, donated: frozenset[int]) -> None:
         place = OneDevice(device_of(device))
-        self._checked = CheckedProgram(program_of(graph, place, donated), graph)
+        try:
+            program = program_of(graph, place, donated)
+        except jax.errors.JaxRuntimeError as error:  # a GPU is asked for memory to compile with
+            raise as_told(error) from error
+        self._checked = CheckedProgram(program, graph)
         self.capabilities = ComputationCapabilities(
             begin=self.begin, begins_at_once=not self._checked.waits
         )

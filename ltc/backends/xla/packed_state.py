@@ -29,7 +29,7 @@ FEWEST_PARTS, MOST_PARTS = 8, 64  # of a pack, whose every element is looked for
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackLayout:
     """The values of a pack, one behind the other."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -72,7 +72,7 @@ class Pack:
 
     __slots__ = ("layout", "array", "_apart")
 
-    def __init__(self, layout: Layout, array: Array) -> None:
+    def __init__(self, layout: PackLayout, array: Array) -> None:
         self.layout = layout
         self.replace(array)
 
@@ -131,7 +131,7 @@ class PackedGroup:
     def __init__(self, outputs: Sequence[int], nodes: Sequence[Node]) -> None:
         self.outputs, self.nodes = tuple(outputs), tuple(nodes)
         self.positions = tuple(node.attr("index") for node in nodes)
-        self.layout = Layout(tuple(node.shape for node in nodes), DTYPES[nodes[0].dtype])
+        self.layout = PackLayout(tuple(node.shape for node in nodes), DTYPES[nodes[0].dtype])
         self._read = elements_at(self.positions)
 
     def taken(self, handles: Sequence[Any]) -> TakenPack:
