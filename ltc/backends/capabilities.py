@@ -44,6 +44,7 @@ class ComputationCapabilities(_Capabilities):
         begin: (buffers, scalars): as Computation.launch, but it returns once the device has the work.
             Its outputs may be launched with at once; they may be read once the token says so. None
             of a launch that is over.
+        begins_at_once: True if `begin` waits for nothing: then the thread that records calls it.
         in_frame: The launch as native code makes it; None where it takes Python.
     """
 
@@ -52,6 +53,7 @@ class ComputationCapabilities(_Capabilities):
     timed: TimedLaunches | None = None
     python_calls: int = 0
     begin: Callable[[list[Any], list[Any]], tuple[list[Any], LaunchToken | None]] | None = None
+    begins_at_once: bool = False
     in_frame: Callable[[], FrameLaunch | None] | None = None
 
 

@@ -152,7 +152,7 @@ class Program:
         if is_wanted():
             work.profiled = of(self, chosen, executor, inputs, outputs)
         short = SHORT_SECONDS + SHORT_CALL_SECONDS * chosen[1].python_calls
-        is_long = self.seconds > short and not self.is_verified
+        is_long = self.seconds > short and not self.is_verified and not chosen[1].begins_at_once
         is_behind = is_long and not work.is_inline and not self.waits.are_expected()
         executor.run(work, long=self.exchanges or is_behind)
         return outputs

@@ -29,12 +29,14 @@ class Way:
         mark: Called at the end of every step.
         compile_model: Makes a faster function of a model's.
         compile_optimizer: Makes a faster function of an optimizer's step.
+        compile_step: Makes a faster function of a whole step, given its batch.
         optimizer_options: Further arguments of the optimizer, such as fused=True.
     """
 
     mark: Callable[[], object] = lambda: None
     compile_model: Callable[[Callable], Callable] = _as_it_is
     compile_optimizer: Callable[[Callable], Callable] = _as_it_is
+    compile_step: Callable[[Callable], Callable] = _as_it_is
     optimizer_options: dict = field(default_factory=dict)
 
 
@@ -135,16 +137,20 @@ def training(model, optimizer, loss_of, batches, device, way: Way) -> Callable:
     batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
     done = 0
 
-    def step():
-        nonlocal done
-        batch = batches[done % len(batches)]
-        done += 1
+    @way.compile_step
+    def train(*batch):
         optimizer.zero_grad()
         loss = loss_of(forward, *batch)
         loss.backward()
         update()
         way.mark()
         return loss
+
+    def step():
+        nonlocal done
+        batch = batches[done % len(batches)]
+        done += 1
+        return train(*batch)
 
     return step
 
@@ -208,10 +214,17 @@ def _normal_cdf(x):
 
 
 def black_scholes(device, way: Way = Way()) -> Callable:
-    """The price of 4 million European calls: one long chain of elementwise operations."""
-    n, g = 1 << 22, torch.Generator().manual_seed(1)
-    ranges = ((50, 100), (50, 100), (0.1, 2))
-    spot, strike, years = ((torch.rand(n, generator=g) * hi + lo).to(device) for lo, hi in ranges)
+    """4 million European calls: one long chain of elementwise operations."""
+    prices = pricing(1 << 22, device, way)
+    return lambda: prices()[0]
+
+
+def pricing(calls: int, device, way: Way) -> Callable:
+    """A step that gives the prices of so many European calls."""
+    g, ranges = torch.Generator().manual_seed(1), ((50, 100), (50, 100), (0.1, 2))
+    spot, strike, years = (
+        (torch.rand(calls, generator=g) * hi + lo).to(device) for lo, hi in ranges
+    )
 
     def price(s, k, t, rate=0.03, volatility=0.2):
         spread = volatility * torch.sqrt(t)
@@ -220,25 +233,38 @@ def black_scholes(device, way: Way = Way()) -> Callable:
 
     run = way.compile_model(price)
 
-    def step():
+    @way.compile_step
+    def prices():
         with torch.no_grad():
-            prices = run(spot, strike, years)
+            found = run(spot, strike, years)
         way.mark()
-        return prices[0]
+        return found
 
-    return step
+    return prices
 
 
 def adamw_many(device, way: Way = Way()) -> Callable:
     """The optimizer alone: 40 large and 80 small tensors."""
-    parameters = [torch.randn(n).to(device).requires_grad_() for n in [100_000] * 40 + [256] * 80]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    update = way.compile_optimizer(adamw(parameters, **way.optimizer_options).step)
+    parameters, update = updating(device, way)
 
     def step():
         update()
-        way.mark()
         return parameters[0][0]
 
     return step
+
+
+def updating(device, way: Way) -> tuple[list[torch.Tensor], Callable]:
+    """Many parameters, and a step that updates them by gradients that stay."""
+    sizes = [100_000] * 40 + [256] * 80
+    parameters = [torch.randn(n).to(device).requires_grad_() for n in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape).to(device)
+    run = way.compile_optimizer(adamw(parameters, **way.optimizer_options).step)
+
+    @way.compile_step
+    def update():
+        run()
+        way.mark()
+
+    return parameters, update

@@ -23,23 +23,35 @@ def test_the_check_keeps_its_time_and_tells_what_it_has_left_out(tmp_path):
     found = json.loads(out.read_text())
     assert "versions" in found["machine"] or "failed" in found["machine"]
     assert all("failed" in part or part.get("ok", True) for part in found.values())
-    assert found["times resnet18 fused"] == {"failed": "no time left"}
+    assert found["times resnet18_bf16 torch"] == {"failed": "no time left"}
     assert "wrong: nothing" in done.stdout
 
 
-@pytest.mark.parametrize("part", [("values", "tiny"), ("times", "tiny", "ltc")])
-def test_a_part_tells_its_figures(part):
-    script = ROOT / "scripts" / "bench" / "accelerator_parts.py"
+def lines_of(script: str, *arguments: str) -> list[dict]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", script, *part], capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", ROOT / "scripts" / "bench" / script, *arguments], input="",
+        capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "LTC_BACKEND": "xla", "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    if part[0] == "values":
-        assert told["ok"]
-        assert not told["cut_out"]
-    else:
-        assert told["pipelined_ms"] > 0
-        assert told["host_ms"] > 0
-        assert told["first_s"] > 0
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_part_tells_whether_values_are_right():
+    (told,) = lines_of("accelerator_parts.py", "values", "tiny")
+    assert told["ok"]
+    assert not told["cut_out"]
+
+
+@pytest.mark.parametrize("script", ["accelerator_parts.py", "accelerator_times.py"])
+def test_a_part_tells_the_times_of_each_way_once_it_may_go_on(script):
+    of_ltc = script == "accelerator_parts.py"
+    command = ["times", "tiny_adam"] if of_ltc else ["tiny_adam", "fused", "eager"]
+    ways = {"replayed", "recorded"} if of_ltc else {"fused", "eager"}
+    told = lines_of(script, *command)
+    assert {"ready": True} in told
+    assert told[-1] == {"over": True}
+    assert {one["way"] for one in told if "loss" in one} == ways
+    timed = [one for one in told if "pipelined_ms" in one]
+    assert {one["way"] for one in timed} == ways
+    assert all(one["pipelined_ms"] > 0 and one["host_ms"] > 0 for one in timed)

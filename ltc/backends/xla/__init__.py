@@ -6,6 +6,7 @@ computation     a graph compiled and launched; its buffers
 compiled_graph  the function that JAX compiles: rows, faults, and what may be written over
 joint_computation   one program of all replicas, which exchange in it
 placement       one device, or the mesh of the replicas' devices
+early_checks    checks of what a program is given, made ahead
 fault_word      what values a program refuses
 lowering        the table: primitive -> row, and which dtypes rows take
 ..._rows        the rows

@@ -7,7 +7,7 @@ the old values back, and no device has to be asked before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
 from ltc.backends.interface import LoweringContext
 from ltc.backends.reference.donation import overwrites
 from ltc.backends.xla import fault_word
+from ltc.backends.xla.early_checks import EarlyChecks, early_checks
 from ltc.backends.xla.lowering import TOGETHER
 from ltc.backends.xla.numbers import DTYPES, Array
+from ltc.backends.xla.packed_state import PackedGroup, packed_groups
 from ltc.backends.xla.placement import OneDevice, ReplicaMesh
 from ltc.backends.xla.product_rows import precision
 from ltc.ir import ops
@@ -33,12 +36,58 @@ from ltc.support.shallow_copy import elements_at
 _OPTIONS = {"xla_allow_excess_precision": False}
 
 
-@dataclass(frozen=True)
 class ScalarGroup:
-    """The scalars of one dtype, which a launch hands over as one array."""
+    """Scalars that a launch hands over as one array: sending one takes as long as sending many.
 
-    dtype: np.dtype[Any]
-    slots: tuple[int, ...]
+    Of several dtypes their bits lie in integers as wide. Numbers that stay, as most learning rates do,
+    are sent to the device once.
+    """
+
+    def __init__(self, slots: Mapping[np.dtype[Any], Sequence[int]], stays: bool) -> None:
+        """Take the slots of each dtype.
+
+        Args:
+            stays: True if arrays that are handed over may lie on the device already.
+        """
+        self._slots, self._stays = dict(slots), stays
+        self.dtype = _WORD if len(slots) > 1 else next(iter(slots))
+        self.size = sum(map(len, slots.values()))
+        self._last: tuple[bytes, Array | None] = b"", None
+
+    def array(self, scalars: Sequence[Any]) -> Array:
+        """The array of a launch's scalars: on the device, if they are those of the launch before."""
+        parts = [
+            np.array([_number(scalars[slot]) for slot in slots], dtype).view(self.dtype)
+            for dtype, slots in self._slots.items()
+        ]
+        made = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not self._stays:
+            return made
+        bits, (last, there) = made.tobytes(), self._last
+        if bits != last:
+            self._last = bits, None
+            return made
+        if there is None:
+            there = jax.device_put(made)
+            self._last = bits, there
+        return there
+
+    def by_slot(self, array: Array) -> Iterator[tuple[int, Array]]:
+        """Yield each slot and its number."""
+        at = 0
+        for dtype, slots in self._slots.items():
+            part = array[at : at + len(slots)]
+            if dtype != self.dtype:
+                part = lax.bitcast_convert_type(part, dtype)
+            yield from ((slot, part[place]) for place, slot in enumerate(slots))
+            at += len(slots)
+
+
+_WORD = np.dtype(np.int64)
+_HAVE_WIDE_BITS = (
+    "cpu",
+    "gpu",
+)  # elsewhere a float64 may be two numbers, which have no bits as one
 
 
 @dataclass(frozen=True)
@@ -46,31 +95,39 @@ class XlaProgram:
     """A compiled graph.
 
     Attributes:
-        run: (kept buffers, donated buffers, groups of scalars) -> results.
+        run: (kept buffers, donated buffers, arrays of packs, groups of scalars) -> results.
         kept, given: Take from a launch's buffers those that `run` reads, and those that it writes
             over.
-        positions: Positions of the latter. Their outputs come first among the results, in this order.
+        positions: Positions of the latter. Their outputs come next to those of packs among the
+            results, in this order.
+        packs: Buffers that it takes as one array; these come first among the results.
         groups: The scalars.
         read: Positions of all buffers that it reads.
-        outputs: Takes the graph's outputs from the results, of which the word is the last.
+        alone: Positions of those that lie in no pack.
+        written: Positions of those that it writes over, in the order of their outputs among the
+            parts of packs and the other results.
+        outputs: Takes the graph's outputs from the parts of packs and the other results, of which
+            the word is the last.
         checked: The nodes that can fail.
+        early: Their checks ahead of the program, where it need not run for them.
     """
 
     run: Any
     kept: Callable[[Any], Sequence[Array]]
     given: Callable[[Any], Sequence[Array]]
     positions: tuple[int, ...]
+    packs: Sequence[PackedGroup]
     groups: tuple[ScalarGroup, ...]
     read: tuple[int, ...]
+    alone: tuple[int, ...]
+    written: tuple[int, ...]
     outputs: Callable[[Any], Sequence[Array]]
     checked: tuple[Node, ...]
+    early: EarlyChecks | None
 
-    def numbers(self, scalars: Sequence[Any]) -> list[np.ndarray]:
+    def numbers(self, scalars: Sequence[Any]) -> list[Array]:
         """The groups of a launch's scalars."""
-        return [
-            np.array([_number(scalars[slot]) for slot in group.slots], group.dtype)
-            for group in self.groups
-        ]
+        return [group.array(scalars) for group in self.groups]
 
 
 _programs: BoundedTable[tuple[Any, ...], XlaProgram] = BoundedTable("XlaPrograms", 64)
@@ -102,25 +159,36 @@ def _paired(graph: Graph, order: list[Node], donated: frozenset[int]) -> dict[in
 def _compiled(graph: Graph, place: OneDevice | ReplicaMesh, donated: frozenset[int]) -> XlaProgram:
     order = schedule(*graph.outputs)
     pairs = _paired(graph, order, donated)
+    packs = packed_groups(pairs, place.device) if isinstance(place, OneDevice) else []
+    packed = [position for group in packs for position in group.outputs]
+    written = set(pairs.values())
+    kept = [node for node in graph.inputs if node not in written]
+    for position in packed:
+        del pairs[position]
     given = list(pairs.values())
-    kept = [node for node in graph.inputs if node not in pairs.values()]
-    groups = _groups(graph)
-    first = [*pairs, *[p for p in range(len(graph.outputs)) if p not in pairs]]
+    groups = _groups(graph, place)
+    first = [*packed, *pairs]
+    first += [position for position in range(len(graph.outputs)) if position not in set(first)]
     checked = fault_word.checked(order)
     tokens = [p for p, node in enumerate(graph.outputs) if node.op is ops.COLLECTIVE_START]
 
-    def function(kept_arrays: Any, given_arrays: Any, numbers: Any) -> Any:
+    def function(kept_arrays: Any, given_arrays: Any, pack_arrays: Any, numbers: Any) -> Any:
         known = dict(zip(kept, kept_arrays)) | dict(zip(given, given_arrays))
+        for group, array in zip(packs, pack_arrays):
+            known |= zip(group.nodes, group.layout.parts_of(array))
         known |= _scalars(graph, groups, numbers)
         context = LoweringContext(TOGETHER, known)
         values = list(context.lower(*graph.outputs))
         for position in tokens:  # which order what has its order here
             values[position] = jnp.zeros((), jnp.int64)
-        results: list[Array] = [values[position] for position in first]
+        results: list[Array] = [
+            group.layout.joined([values[position] for position in group.outputs]) for group in packs
+        ]
+        results += [values[position] for position in first[len(packed) :]]
         word = fault_word.word(checked, context.lowered)
         if checked:
-            for at, old in enumerate(given):
-                results[at] = jnp.where(word[0] == 0, results[at], known[old])
+            for at, old in enumerate([*pack_arrays, *given_arrays]):
+                results[at] = jnp.where(word[0] == 0, results[at], old)
         return [*results, word]
 
     most = max([node.attr("index") for node in graph.inputs], default=-1)
@@ -129,36 +197,49 @@ def _compiled(graph: Graph, place: OneDevice | ReplicaMesh, donated: frozenset[i
         structs[node.attr("index")] = place.struct(node.shape, DTYPES[node.dtype])
     positions = tuple(node.attr("index") for node in given)
     kept_of, given_of = elements_at([node.attr("index") for node in kept]), elements_at(positions)
-    ranks = [len(graph.outputs[position].shape) for position in first]
+    ranks = [len(graph.outputs[position].shape) for position in first[len(packed) :]]
+    ranks = [1 for _ in packs] + ranks
     with jax.enable_x64(True):
-        numbers = [place.host_struct(len(one.slots), one.dtype) for one in groups]
-        arguments = kept_of(structs), given_of(structs), numbers
+        numbers = [place.host_struct(one.size, one.dtype) for one in groups]
+        arrays = [place.struct((one.layout.size,), one.layout.dtype) for one in packs]
+        arguments = kept_of(structs), given_of(structs), arrays, numbers
         mapped = place.mapped(function, arguments, [*ranks, 1])
-        run = jax.jit(mapped, donate_argnums=1, compiler_options=_OPTIONS)
+        run = jax.jit(mapped, donate_argnums=(1, 2), compiler_options=_OPTIONS)
         run.lower(*arguments).compile()  # `run` finds it later
+        early = early_checks(checked, written, place) if isinstance(place, OneDevice) else None
     outputs = elements_at([first.index(position) for position in range(len(first))])
     read = tuple(node.attr("index") for node in graph.inputs)
-    return XlaProgram(run, kept_of, given_of, positions, groups, read, outputs, tuple(checked))
+    in_packs = [position for group in packs for position in group.positions]
+    alone = tuple(position for position in read if position not in set(in_packs))
+    return XlaProgram(
+        run, kept_of, given_of, positions, packs, groups, read, alone, (*in_packs, *positions),
+        outputs, tuple(checked), early,
+    )  # fmt: skip
 
 
 def _number(scalar: Any) -> Any:
     return scalar.item() if isinstance(scalar, torch.Tensor) else scalar
 
 
-def _groups(graph: Graph) -> tuple[ScalarGroup, ...]:
-    slots: dict[np.dtype[Any], list[int]] = {}
+def _groups(graph: Graph, place: OneDevice | ReplicaMesh) -> tuple[ScalarGroup, ...]:
+    by_dtype: dict[np.dtype[Any], list[int]] = {}
     for node in graph.scalars:
-        slots.setdefault(DTYPES[node.dtype], []).append(node.attr("slot"))
-    return tuple(ScalarGroup(dtype, tuple(found)) for dtype, found in slots.items())
+        by_dtype.setdefault(DTYPES[node.dtype], []).append(node.attr("slot"))
+    if not isinstance(place, OneDevice):
+        return tuple(ScalarGroup({dtype: slots}, False) for dtype, slots in by_dtype.items())
+    groups: dict[Any, dict[np.dtype[Any], list[int]]] = {}
+    has_wide_bits = place.device.platform in _HAVE_WIDE_BITS
+    for dtype, slots in by_dtype.items():
+        is_word = has_wide_bits and dtype.itemsize == _WORD.itemsize
+        groups.setdefault(_WORD if is_word else dtype, {})[dtype] = slots
+    stays = place.device == jax.local_devices()[0]  # where an array lies that is sent nowhere
+    return tuple(ScalarGroup(one, stays) for one in groups.values())
 
 
 def _scalars(
     graph: Graph, groups: Sequence[ScalarGroup], numbers: Sequence[Array]
 ) -> dict[Node, Array]:
-    places = {
-        slot: (group, place)
-        for group, one in enumerate(groups)
-        for place, slot in enumerate(one.slots)
+    found = {
+        slot: number for one, array in zip(groups, numbers) for slot, number in one.by_slot(array)
     }
-    found = {node: places[node.attr("slot")] for node in graph.scalars}
-    return {node: numbers[group][place] for node, (group, place) in found.items()}
+    return {node: found[node.attr("slot")] for node in graph.scalars}

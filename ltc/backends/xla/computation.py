@@ -1,7 +1,8 @@
 """A graph that XLA has compiled, made ready to launch; and the buffers of its devices.
 
-A launch begins and returns as soon as the device has its work, unless a check can fail: then it waits
-for the program's word, in the executor's thread, and the caller goes on recording.
+A launch begins and returns as soon as the device has its work, unless a check of computed values can
+fail: then it waits for the program's word, in the executor's thread, and the caller goes on recording.
+Checks of what the host has given, such as labels, are made ahead: see early_checks.py.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import jax
 import numpy as np
 import torch
 
+from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.fault_word import Check
 from ltc.backends.xla.numbers import DTYPES, Array, as_numpy, as_tensor
+from ltc.backends.xla.packed_state import TakenPack, as_array, unpacked
 from ltc.backends.xla.placement import OneDevice
 from ltc.errors import OutOfMemory
 from ltc.ir.graph import Graph
@@ -44,7 +47,10 @@ class XlaLaunch:
             raise as_told(error) from error
 
 
-_NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*?(?:allocat\w+ (\d+)|$)", re.DOTALL)
+_NO_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED.*?(?:allocat\w+ (\d+(?:\.\d+)?) ?([KMGT]iB)?|$)", re.DOTALL
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def as_told(error: Exception) -> Exception:
@@ -52,7 +58,8 @@ def as_told(error: Exception) -> Exception:
     found = _NO_MEMORY.search(str(error))
     if found is None:
         return error
-    told = OutOfMemory("out of memory", int(found[1] or 0))
+    asked = float(found[1] or 0) * _UNITS.get(found[2], 1)
+    told = OutOfMemory("out of memory", int(asked))
     told.__cause__ = error
     return told
 
@@ -63,24 +70,40 @@ class CheckedProgram:
     def __init__(self, program: XlaProgram, graph: Graph) -> None:
         self.program = program
         self._checks = [Check.of(node, graph.origins.get(node)) for node in program.checked]
+        self.waits = bool(self._checks) and program.early is None
 
-    def told(self, error: Exception, given: Sequence[Array]) -> Exception:
+    def told(
+        self, error: Exception, given: Sequence[Array], packs: Sequence[TakenPack] = ()
+    ) -> Exception:
         """An error of XLA's as ltc's, which says what of the donated buffers is gone."""
         told = as_told(error)
-        told.overwritten = tuple(  # type: ignore[attr-defined]  # see Computation.launch
-            p for p, array in zip(self.program.positions, given) if array.is_deleted()
-        )
+        gone = [p for p, array in zip(self.program.positions, given) if array.is_deleted()]
+        for group, (pack, _) in zip(self.program.packs, packs):
+            gone += group.positions if pack.array.is_deleted() else ()
+        told.overwritten = tuple(gone)  # type: ignore[attr-defined]  # see Computation.launch
         return told
 
-    def begun(self, made: Sequence[Array]) -> tuple[list[Array], XlaLaunch]:
-        """The outputs of a launch that was begun, and its token; raise what a check refuses."""
-        if self._checks:
+    def begun(
+        self, made: Sequence[Array], is_sure: bool, packs: Sequence[TakenPack] = ()
+    ) -> tuple[list[Array], XlaLaunch]:
+        """The outputs of a launch that was begun, and its token; raise what a check refuses.
+
+        Args:
+            is_sure: True if no check can fail.
+        """
+        program = self.program
+        parts: list[Any] = []
+        for (pack, handles), array in zip(packs, made):
+            pack.replace(array)
+            parts += handles
+        made = [*parts, *made[len(packs) :]] if packs else made
+        if self._checks and not is_sure:
             number, value = np.asarray(made[-1]).tolist()
             if number:  # nothing was written then
                 error = self._checks[number - 1].error(value)
-                error.restored = dict(zip(self.program.positions, made))  # see Computation.launch
+                error.restored = dict(zip(program.written, made))  # see Computation.launch
                 raise error
-        return list(self.program.outputs(made)), XlaLaunch(made[-1])
+        return list(program.outputs(made)), XlaLaunch(made[-1])
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -91,7 +114,14 @@ class XlaComputation:
 
     def __init__(self, graph: Graph, device: int, donated: frozenset[int]) -> None:
         place = OneDevice(device_of(device))
-        self._checked = CheckedProgram(program_of(graph, place, donated), graph)
+        try:
+            program = program_of(graph, place, donated)
+        except jax.errors.JaxRuntimeError as error:  # a GPU is asked for memory to compile with
+            raise as_told(error) from error
+        self._checked = CheckedProgram(program, graph)
+        self.capabilities = ComputationCapabilities(
+            begin=self.begin, begins_at_once=not self._checked.waits
+        )
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> Array:
@@ -107,6 +137,7 @@ class XlaComputation:
 
     @staticmethod
     def download(buffer: Array) -> torch.Tensor:
+        buffer = as_array(buffer)
         if isinstance(buffer, torch.Tensor):
             return buffer
         try:
@@ -125,19 +156,28 @@ class XlaComputation:
         return outputs
 
     def begin(self, buffers: list[Array], scalars: list[Any]) -> tuple[list[Array], XlaLaunch]:
-        """Launch, and return before the device is done, unless a check can fail."""
+        """Launch, and return before the device is done, unless a check of computed values can fail."""
         program = self._checked.program
-        given = program.given(buffers)
+        given: Sequence[Array] = ()
+        packs: list[TakenPack] = []
         try:
             with jax.enable_x64(True):
-                made = program.run(program.kept(buffers), given, program.numbers(scalars))
-            return self._checked.begun(made)
+                packs = [group.taken(buffers) for group in program.packs]
+                arrays = unpacked(buffers, program.alone)
+                given = program.given(arrays)
+                early = None if program.early is None else program.early.begun(arrays)
+                made = program.run(
+                    program.kept(arrays), given, [pack.array for pack, _ in packs],
+                    program.numbers(scalars),
+                )  # fmt: skip
+            return self._checked.begun(made, early is not None and early.holds(), packs)
         except jax.errors.JaxRuntimeError as error:
-            raise self._checked.told(error, given) from error
+            raise self._checked.told(error, given, packs) from error
 
 
 def copied(buffer: Array) -> Array:
     """A second buffer with the same elements, on the same device."""
+    buffer = as_array(buffer)
     if isinstance(buffer, torch.Tensor):
         return buffer.clone()
     with jax.enable_x64(True):

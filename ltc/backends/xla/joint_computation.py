@@ -13,11 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.collective_runner import current_place, running_place
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.computation import CheckedProgram, XlaComputation, XlaLaunch
 from ltc.backends.xla.exchange_rows import are_all_rows
 from ltc.backends.xla.numbers import Array
+from ltc.backends.xla.packed_state import unpacked
 from ltc.backends.xla.placement import ReplicaMesh, mesh_of
 from ltc.ir.graph import Graph
 
@@ -29,6 +31,7 @@ class JointComputation(XlaComputation):
 
     def __init__(self, graph: Graph, mesh: ReplicaMesh, donated: frozenset[int]) -> None:
         self._graph, self._donated = graph, donated
+        self.capabilities = ComputationCapabilities(begin=self.begin)
         self._program_on(mesh)
 
     def _program_on(self, mesh: ReplicaMesh) -> CheckedProgram:
@@ -43,12 +46,12 @@ class JointComputation(XlaComputation):
         program = checked.program
 
         def part() -> _Arguments:
-            return _Arguments(buffers, program.numbers(scalars))
+            return _Arguments(unpacked(buffers, program.alone), program.numbers(scalars))
 
         try:
             with jax.enable_x64(True):
                 made = _launched_with(program, mesh, place.position, part)
-            return checked.begun(made)
+            return checked.begun(made, is_sure=False)
         except jax.errors.JaxRuntimeError as error:
             raise checked.told(error, program.given(buffers)) from error
 
@@ -125,7 +128,7 @@ def _launched(
         buffers[index] = mesh.joined([part.buffers[index] for part in parts])
     groups = zip(*[part.numbers for part in parts])
     numbers = [mesh.uploaded(group) for group in groups]
-    made = program.run(program.kept(buffers), program.given(buffers), numbers)
+    made = program.run(program.kept(buffers), program.given(buffers), [], numbers)
     return [list(results) for results in zip(*[mesh.parts(array) for array in made])]
 
 
