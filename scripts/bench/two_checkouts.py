@@ -9,13 +9,16 @@ A program is one of `restless_programs.py`, of `workloads.py`, or of `scripts/co
 run this folder's programs, each in processes of their own with an empty LTC_CACHE_DIR. Every figure is
 the second checkout's time as a multiple of the first's, of medians over the rounds: `first` of the first
 step, `sum` of the first steps together, `steady` of a later one, after so many seconds of steps (--settle).
-A step's result is read. Processes that compile beside are not counted, as in `restless.py`. The exit status
-is 1 where `sum` or `steady` is above the bar: 1.3 for restless programs, 1.1 for others.
+A step's result is read. Processes that compile beside are not counted, as in `restless.py`; but after each step
+they are waited for until they have had as much processor time as the step: on a busy machine they get as far
+as with a processor of their own. The exit status is 1 where `sum` or `steady` is above the bar: 1.3 for restless
+programs, 1.1 for others.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -34,6 +37,42 @@ BARS = {"restless": 1.3, "workload": 1.1, "network": 1.1}
 FIGURES = {"first": 1e3, "sum": 1.0, "steady": 1e3}
 JUDGED = ("sum", "steady")
 LATER = 50
+PACE_SECONDS = 0.02
+
+
+def running_seconds() -> tuple[float, bool]:
+    """Return the processor time of the processes that this one has started, and if one of them runs."""
+    waiting, nanoseconds, runs = [str(os.getpid())], 0, False
+    while waiting:
+        of = waiting.pop()
+        for thread in Path(f"/proc/{of}/task").glob("*"):
+            with contextlib.suppress(OSError):  # it may have ended
+                waiting += (thread / "children").read_text().split()
+                if int(of) != os.getpid():
+                    nanoseconds += int((thread / "schedstat").read_text().split()[0])
+                    runs |= (thread / "stat").read_text().rpartition(")")[2].split()[0] in "RD"
+    return nanoseconds / 1e9, runs
+
+
+class Pace:
+    """Steps in pace with the processes beside, as if each had a processor of its own."""
+
+    def __init__(self) -> None:
+        self._seconds, self._spent = 0.0, 0.0
+
+    def keep(self, spent: float) -> None:
+        """Wait until the processes beside have had as many seconds as this one's steps, or rest."""
+        self._spent += spent
+        if self._spent < PACE_SECONDS:  # looking takes longer than a small step
+            return
+        has_rested = False
+        while True:
+            seconds, runs = running_seconds()
+            if seconds >= self._seconds + self._spent or (has_rested and not runs):
+                break
+            has_rested = not runs
+            time.sleep(0.001)
+        self._seconds, self._spent = seconds, 0.0
 
 
 def kind_of(name: str) -> str:
@@ -90,17 +129,19 @@ def measured(name: str, chosen: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    step = program(name)
+    step, pace = program(name), Pace()
 
     def timed(number: int) -> float:
         started = time.process_time()
         step(number).sum().item()
         ltm.wait_device_ops()
-        return time.process_time() - started
+        spent = time.process_time() - started
+        pace.keep(spent)
+        return spent
 
     seconds = [timed(number) for number in range(chosen.steps)]
     settled, number = time.monotonic() + chosen.settle, 0
-    while time.monotonic() < settled:
+    while time.monotonic() < settled or running_seconds()[1]:
         timed(number % chosen.steps)
         number += 1
     later = [timed(chosen.steps + number) for number in range(min(LATER, chosen.steps))]
