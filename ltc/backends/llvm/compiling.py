@@ -5,7 +5,7 @@ What no kernel computes yet runs through the reference backend's row, counted as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import prod
 from typing import Any
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
-from ltc.backends.llvm.plan import ProgramPlan, plan_of, stepped_plan_of
+from ltc.backends.llvm.plan import plan_of, stepped_plan_of
+from ltc.backends.llvm.program_plan import ProgramPlan
 from ltc.backends.llvm.resizable import ResizableProgram
 from ltc.backends.llvm.schedule import units_of
 from ltc.backends.llvm.timed import ObservedLlvmComputation, TimedComputation
 from ltc.ir import ops
-from ltc.ir.graph import Graph, Origin, schedule
+from ltc.ir.graph import Graph, schedule
 from ltc.ir.loop_nest import Kernel, Product
 from ltc.ir.node import Node
 from ltc.llvm.compiler import llvm_binding
@@ -115,12 +115,6 @@ def _planned(
         loading.begin_runner()
         plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
         return plan, loading.load(texts)
-
-
-def recalled(key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
-    """Return the program of that key that was kept on disk, if there is one."""
-    found = saved_program.find(key, origin_of)
-    return None if found is None else LlvmComputation(*found)
 
 
 def observed(graph: Graph, donated: frozenset[int]) -> ObservedLlvmComputation:
