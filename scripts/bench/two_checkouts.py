@@ -49,6 +49,7 @@ def running_seconds() -> tuple[float, bool]:
             with contextlib.suppress(OSError):  # it may have ended
                 waiting += (thread / "children").read_text().split()
                 if int(of) != os.getpid():
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)  # where that is allowed
                     nanoseconds += int((thread / "schedstat").read_text().split()[0])
                     runs |= (thread / "stat").read_text().rpartition(")")[2].split()[0] in "RD"
     return nanoseconds / 1e9, runs

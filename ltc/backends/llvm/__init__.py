@@ -7,5 +7,5 @@ resizable                     a program of symbols, filled in for each size
 executable, scalar_arguments, workspace, output_pool   a launch and its memory
 timed                         launches that tell when each kernel was over, or what it leaves
 checked_steps                launches that LTC_CHECK looks at
-explain                       every stage as text
+compiling                     from a graph to a program, and every stage as text
 """
