@@ -112,7 +112,7 @@ def test_two_samples_far_above_the_iterations_are_enough(loop):
     assert not loop.is_far_quicker()
     loop.eager = [5_000, 4_500]
     assert loop.is_far_quicker()
-    loop.eager = [5_000, 3_500]
+    loop.eager = [5_000, 2_400]
     assert not loop.is_far_quicker()
 
 

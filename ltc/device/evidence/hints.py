@@ -50,7 +50,7 @@ from ltc.tracebacks import is_ltcs
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
-FEW_SAMPLES, FAR = 2, 2.0  # so many that are so many times an iteration leave no doubt
+FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
 _KEPT = 256  # latest iterations
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
 _asked = config.reader("LTC_HINTS", "XRT_SHARD_ORDINAL")
