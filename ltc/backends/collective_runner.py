@@ -64,7 +64,7 @@ class CollectiveRunner(Protocol):
         run.
 
         Args:
-            sums: A PlannedSums of backends/llvm/one_shot_buffers.py, the same for each run of a
+            sums: A PlannedSums of backends/llvm/program_plan.py, the same for each run of a
                 program.
         """
 

@@ -1,19 +1,22 @@
 """Primitives that a backend lacks: written in smaller ones, or cut out and run by the reference, counted.
 
 A node's stage is the number of changes of side on the way to it: even stages run on the backend,
-odd ones on the CPU.  Values cross by download and upload.
+odd ones on the CPU.  Values cross by download and upload. Where all replicas launch the same program,
+its exchanges may be part of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ltc.backends.capabilities import LaunchToken
+from ltc.backends.collective_runner import agree
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import (
     BackendCapabilities,
@@ -26,7 +29,6 @@ from ltc.ir.node import Node, make
 from ltc.ir.ops import Op
 from ltc.passes.smaller_primitives import in_smaller_primitives
 from ltc.runtime.backend_errors import buffers_of
-from ltc.runtime.replicated import ReplicatedComputation
 from ltc.support.observation import metrics
 
 _GIVEN = frozenset({ops.INPUT, ops.SCALAR})  # both sides have them
@@ -246,3 +248,47 @@ class SegmentedComputation:
                 else self.upload(value.contiguous(), self.device)
             )
         return here[node]
+
+
+class ReplicatedComputation:
+    """One replica's part.
+
+    Replicas say each other the names of their programs at each launch. Where these differ, exchanges
+    go over the host, which finds out whether the exchanges themselves differ, and tells it.
+    """
+
+    def __init__(
+        self,
+        together: Any,
+        name: bytes,
+        over_host: Callable[[], Any],
+        aliased: tuple[tuple[int, ...], ...],
+    ) -> None:
+        """Take both ways to run a graph.
+
+        Args:
+            together: The computation whose exchanges are part of it.
+            name: Sixteen bytes, equal on replicas whose graphs are.
+            over_host: Compiles the other one, at its first launch.
+            aliased: The positions of outputs that lie in the same memory there.
+        """
+        self._together, self._name, self._compile_over_host = together, name, over_host
+        self._over_host: Any = None
+        self.upload, self.download = together.upload, together.download
+        self.wait = together.wait
+        self.capabilities = ComputationCapabilities(aliased, begin=self.begin)
+
+    def begin(self, buffers: list[Any], scalars: list[Any]) -> tuple[list[Any], LaunchToken | None]:
+        if agree(self._name):
+            begun: tuple[list[Any], LaunchToken] = self._together.begin(buffers, scalars)
+            return begun
+        if self._over_host is None:
+            self._over_host = self._compile_over_host()
+        outputs: list[Any] = self._over_host.launch(buffers, scalars)
+        return outputs, None
+
+    def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        outputs, token = self.begin(buffers, scalars)
+        if token is not None:
+            token.wait()
+        return outputs

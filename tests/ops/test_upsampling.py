@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ltc.aten.nn import interpolation, resampling
+from ltc.aten.nn import resampling, upsampling
 from ltc.debug import metrics
 from tests.ops.against_float64 import assert_as_near_as_eager, values_and_gradients
 
@@ -96,7 +96,7 @@ def test_a_batch_without_images():
 @pytest.mark.parametrize("mode", NEAREST)
 def test_the_nearest_element_is_the_cpus(mode, size):
     exact = mode == "nearest-exact"
-    make = interpolation.nearest_center if exact else functools.partial(interpolation.nearest, 0.0)
+    make = upsampling.nearest_center if exact else functools.partial(upsampling.nearest, 0.0)
     x = torch.arange(float(size)).reshape(1, 1, size)
     for result in range(1, 130, 3):
         expected = F.interpolate(x, size=result, mode=mode).long().flatten().tolist()
@@ -119,7 +119,7 @@ def test_the_gradient_of_an_infinite_number_stays_where_it_is():
 
 def test_a_factor_of_two_reads_four_results_an_element():
     for size in (4, 7, 56):
-        spans = interpolation.linear(size, 2 * size, False, None).spans
+        spans = upsampling.linear(size, 2 * size, False, None).spans
         assert resampling._windows(spans, size)[2] == 4
 
 

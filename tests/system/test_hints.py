@@ -106,6 +106,26 @@ def test_few_samples_say_nothing(loop):
     assert not loop.is_slower()
 
 
+def test_two_samples_far_above_the_iterations_are_enough(loop):
+    taken(loop, 2_000, 1)
+    loop.eager = [5_000]
+    assert not loop.is_far_quicker()
+    loop.eager = [5_000, 4_500]
+    assert loop.is_far_quicker()
+    loop.eager = [5_000, 2_400]
+    assert not loop.is_far_quicker()
+
+
+def test_iterations_before_the_first_launch_are_not_compared(loop):
+    taken(loop, 9_000, 0)
+    begun = loop.begun
+    taken(loop, 2_000, 1)
+    assert set(loop.times) == {2_000} and loop.count == hints.SAMPLES and loop.begun > begun
+    loop.add(hints.Iteration(9_000, 0))
+    loop.add(hints.Iteration(2_000, 1))
+    assert loop.count == hints.SAMPLES + 2  # one that launches now and then is judged as a whole
+
+
 def test_the_cause_is_the_event_that_came_in_most_iterations(loop, monkeypatch):
     monkeypatch.setenv("LTC_CHECK", "0")
     taken(loop, 2_000, 1)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts
-from ltc.profiling.analysis.kernel_words import kernel_words
+from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts, kernel_words
 
 WORDS = {
     "convolution [64, 28, 28, 16] [32, 16, 3, 3] then [64 28 28 32] 2->1 add maximum": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ltc.aten.nn.interpolation import averages
 from ltc.aten.nn.resampling import resampled, transposed
+from ltc.aten.nn.upsampling import averages
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops

@@ -58,7 +58,7 @@ class SavedPrograms:
     def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
         if not _program_name.is_kept(key):
             return None
-        found: LlvmComputation | None = _compiling.recalled(key, origin_of)
+        found: LlvmComputation | None = _saved_program.find(key, origin_of)
         return found
 
     def remember_resizable(self, key: str, program: ResizableProgram) -> None:

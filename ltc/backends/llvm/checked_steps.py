@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ltc.backends.llvm.liveness import Lifetimes, nbytes_of
+from ltc.backends.llvm.program_plan import GUARD_BYTES, MemoryChecks
 from ltc.backends.llvm.schedule import ProgramStep
 from ltc.errors import MemoryFault
 from ltc.ir import ops
@@ -49,10 +50,9 @@ from ltc.llvm.ops.memory_checks import (
     stack_bytes,
     stack_code,
 )  # fmt: skip
-from ltc.passes.memory_planner import ALIGNMENT, aligned
+from ltc.passes.memory_planner import aligned
 from ltc.support.sizes.extent import Extent
 
-GUARD_BYTES = ALIGNMENT  # before a value, and behind the last cache line that it has a part in
 STACK_FRAMES_BYTES = 4 << 10  # beside what a kernel reserves: where that begins is not known
 MOST_DIGESTED_BYTES = 1 << 20  # of a value: larger ones are not watched between steps
 # Torch's own kernels, and what others take part in: nothing of it is generated.
@@ -70,28 +70,6 @@ class Room:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class MemoryChecks:
-    """The checks of a program, and the texts of their findings.
-
-    Attributes:
-        rows: The rows of all steps, eight words each: see llvm/ops/memory_checks.py.
-        names: The names of buffers, by the last word of a row.
-        sizes: The words that are expressions of sizes: (number of the word, expression).
-    """
-
-    rows: bytes
-    names: tuple[str, ...]
-    sizes: tuple[tuple[int, Extent], ...] = ()
-
-    def told(self, code: int) -> str:
-        """Return the text of a finding, by a fault word without its number."""
-        number, place = finding(code)
-        words = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_WORDS)[number].tolist()
-        row = CheckRow(*words)
-        return _TOLD[row.action].format(name=self.names[row.name], place=place)
-
-
 _TOLD = {
     COMPARE: "element {place} of {name} was not written, or was made from unwritten memory: two runs "
     "over different fillings of that memory give different values",
@@ -99,6 +77,14 @@ _TOLD = {
     VERIFY: "{name}, which it reads, has changed since it was made: it was written over, by this "
     "kernel or before, or its memory was reused too early",
 }
+
+
+def told(checks: MemoryChecks, code: int) -> str:
+    """Return the text of a finding, by a fault word without its number."""
+    number, place = finding(code)
+    words = np.frombuffer(checks.rows, np.int64).reshape(-1, ROW_WORDS)[number].tolist()
+    row = CheckRow(*words)
+    return _TOLD[row.action].format(name=checks.names[row.name], place=place)
 
 
 class CheckedSteps:

@@ -19,7 +19,7 @@ from ltc.backends.eager import LOWERING
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm.host_computation import HostComputation
 from ltc.backends.llvm.output_pool import LARGE_BYTES, copied, maker_of
-from ltc.backends.llvm.plan import (
+from ltc.backends.llvm.program_plan import (
     ALIAS,
     COPIED,
     ITSELF,
@@ -41,9 +41,11 @@ from ltc.ir import ops
 from ltc.llvm.native import runner
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, EntryCall, KernelRun
+from ltc.support.lazy_module import LazyModule
 from ltc.support.observation import metrics
 from ltc.support.shallow_copy import copied_with, elements_at
 
+_checked_steps = LazyModule("ltc.backends.llvm.checked_steps")  # of programs under LTC_CHECK alone
 _blocks = Blocks()
 _address_of = torch.Tensor.data_ptr
 
@@ -375,7 +377,8 @@ def _error_of(
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error == errors.MemoryFault.__name__:
         assert plan.memory is not None
-        return errors.MemoryFault(check.message.format(value=plan.memory.told(code >> 8)))
+        told = _checked_steps.told(plan.memory, code >> 8)
+        return errors.MemoryFault(check.message.format(value=told))
     if check.error:
         kind: type[Exception]
         kind = getattr(errors, check.error, None) or getattr(builtins, check.error)

@@ -1,169 +1,47 @@
-"""A program as data: the place of every value in memory, and the kernels in their order.
-
-A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its frame, the
-constants, nothing (whose address is 0), its block of memory, then what only the reference reads or
-makes.  The *frame* is words that native code reads: the addresses of all values, the scalars, the
-faults, the kernels' arguments.  The *block* holds the values that are not outputs.
-"""
+"""From the steps of a graph to its plan: the place of every value, and the kernels in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
-import torch
-
-from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
+from ltc.backends.llvm.checked_steps import CheckedSteps
 from ltc.backends.llvm.liveness import Lifetimes
-from ltc.backends.llvm.one_shot_buffers import PlannedSums, SumPlaces
+from ltc.backends.llvm.program_plan import (
+    ALIAS,
+    COPIED,
+    GUARD_BYTES,
+    ITSELF,
+    OWN_VALUES,
+    OWNED,
+    FailedCheck,
+    InBlock,
+    PlannedCall,
+    PlannedRun,
+    PlannedSum,
+    PlannedSums,
+    ProgramPlan,
+    ReferenceCall,
+)
 from ltc.backends.llvm.scalar_arguments import word_places
-from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
+from ltc.backends.llvm.schedule import ProgramStep, memory_of, planned_steps
 from ltc.ir import ops
-from ltc.ir.graph import Graph, Origin
+from ltc.ir.graph import Graph
+from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
+from ltc.ir.one_shot import is_one_shot, sent_with
+from ltc.ir.tensor_type import TensorType
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native.kernel_cache import kernel_name
 from ltc.llvm.native.kernel_run import WORD, Fault
 from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
+from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
 
-ITSELF, OWNED, COPIED, ALIAS = range(4)  # how a value becomes an output
-OWN_VALUES = 4  # of a launch: its frame, the constants, nothing, its block
 SHORT_LIVES = 32  # a program has so many one after the other: what lives longer left the caches
-
-
-@dataclass(frozen=True)
-class InBlock:
-    """A value in the launch's block, where the reference needs it as a tensor."""
-
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FailedCheck:
-    """The meaning of a fault: see llvm/native/kernel_run.py.
-
-    Attributes:
-        operands: The operands of `node`, if the reference is to raise the error: numbers of values,
-        or places in the block.
-    """
-
-    node: Node
-    error: str
-    message: str
-    origin: Origin | None
-    operands: tuple[int | InBlock, ...]
-
-
-class PlannedCall(NamedTuple):
-    """One kernel of a run.
-
-    Attributes:
-        kernel: Its name among the program's kernels.
-        arguments: For each argument a value, then the number to add to its address. Pairs would be
-        thousands of objects for Python's garbage collector.
-        check: Number of its fault, or -1.
-        overwrites: Positions of the inputs that it writes over.
-        awaits: The number of the one-shot sum that it waits for, or -1.
-    """
-
-    kernel: str
-    arguments: tuple[int, ...]
-    tasks: int
-    check: int
-    overwrites: tuple[int, ...]
-    awaits: int = -1
-
-
-@dataclass(frozen=True)
-class ReferenceCall:
-    """One node through the reference.
-
-    Attributes:
-        operands: The values it takes.
-        result: The value it makes.
-        address: True if kernels read the result.
-        dead: Values that nothing reads afterwards.
-    """
-
-    node: Node
-    operands: tuple[int, ...]
-    result: int
-    address: bool
-    dead: tuple[int, ...]
-    origin: Origin | None
-
-    @property
-    def is_counted(self) -> bool:
-        """Return True if it computes anything; a view does not."""
-        return self.node.op not in MAY_SHARE
-
-
-PlannedRun = tuple[PlannedCall, ...] | ReferenceCall
-
-
-@dataclass(frozen=True)
-class ProgramPlan:
-    """One program.
-
-    Attributes:
-        positions: Positions of the used inputs in the launch's buffers.
-        made: (shape, dtype) of the outputs that get new memory.
-        values: Number of values.
-        constants: (node, offset) in the memory that all launches share.
-        fixed: (value, node): constants that the reference reads.
-        cells: (slot, dtype) of the scalars that kernels read, in words of the frame.
-        scalars: (value, slot, dtype) of those that the reference reads.
-        checks: The faults, one word each.
-        arguments: Words of the frame for the arguments of one run.
-        frame: Bytes of the frame.
-        block: Bytes of the block.
-        in_block: (value, where): values in the block that the reference reads.
-        runs: Kernels that run without anything else between them, and calls of the reference.
-        outputs: (value, how it becomes an output).
-        sums: One-shot sums with other replicas.
-        memory: The checks of memory, which lie behind the constants; None: none.
-    """
-
-    positions: tuple[int, ...]
-    made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    values: int
-    constants: tuple[tuple[Node, int], ...]
-    fixed: tuple[tuple[int, Node], ...]
-    cells: tuple[tuple[int, torch.dtype], ...]
-    scalars: tuple[tuple[int, int, torch.dtype], ...]
-    checks: tuple[FailedCheck, ...]
-    arguments: int
-    frame: int
-    block: int
-    in_block: tuple[tuple[int, InBlock], ...]
-    runs: tuple[PlannedRun, ...]
-    outputs: tuple[tuple[int, int], ...]
-    sums: PlannedSums = PlannedSums()
-    memory: MemoryChecks | None = None
-
-    @property
-    def guard(self) -> int:
-        """Bytes that outputs in new memory have before and behind them."""
-        return 0 if self.memory is None else GUARD_BYTES
-
-    @property
-    def first_sum(self) -> int:
-        """Return where in the frame the words of the sums begin."""
-        return word_places([dtype for _, dtype in self.cells], self.values)[-1]
-
-    @property
-    def first_check(self) -> int:
-        """Return where in the frame the faults begin."""
-        return self.first_sum + self.sums.words
-
-    @property
-    def places_of_checks(self) -> range:
-        return range(self.first_check, self.first_check + len(self.checks))
 
 
 def plan_of(
@@ -482,3 +360,71 @@ def _words(run: PlannedRun) -> int:
     if isinstance(run, ReferenceCall):
         return 0
     return sum(len(call.arguments) for call in run) // 2
+
+
+class SumPlaces:
+    """The places of the one-shot sums of a program's steps in the frame and in shared memory.
+
+    Attributes:
+        planned: All of them.
+    """
+
+    def __init__(self, steps: Iterable[Any]) -> None:
+        nodes = [step.unit.node for step in steps if isinstance(step.unit, Product)]
+        self._starts = [node for node in nodes if node.op is ops.COLLECTIVE_START]
+        awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
+        self._number = {node: number for number, node in enumerate(self._starts)}
+        self._parts = [
+            n for step in steps for n in step.writes if n.op is ops.GET and is_one_shot(n.inputs[0])
+        ]
+        self.planned = PlannedSums(
+            tuple(
+                PlannedSum(
+                    node.attr("collective"),
+                    _types(node),
+                    word_count(node),
+                    node in awaited,
+                )
+                for node in self._starts
+            )
+        )
+
+    def awaited_by(self, step: Any) -> int:
+        """The number of the sum that a step waits for, or -1."""
+        node = step.unit.node if isinstance(step.unit, Product) else None
+        if node is None or node.op is not ops.COLLECTIVE_WAIT:
+            return -1
+        return self._number[node.inputs[0]]
+
+    def places(self, first: int, frame: int) -> dict[Any, tuple[int, int]]:
+        """Return (word of the frame that holds an address, bytes to add) for each buffer.
+
+        Args:
+            first: The first word of the sums in the frame.
+            frame: The value that is the frame.
+        """
+        found: dict[Any, tuple[int, int]] = {}
+        firsts: dict[Node, int] = {}
+        for start, one in zip(self._starts, self.planned.all):
+            firsts[start] = first
+            found[Words(start)] = (frame, WORD * first)
+            for node, offset in zip(sent_with(start), _offsets(one.types)):
+                found[node] = (first + OWN, offset)
+            first += one.words
+        for part in self._parts:
+            start = part.inputs[0].inputs[0]
+            member, index = divmod(part.attr("index"), start.attr("count"))
+            sharers, types = start.attr("collective").sharers, _types(start)
+            word = firsts[start] + MEMBERS + sharers + member
+            found[part] = (word, _offsets(types)[index])
+        return found
+
+
+def _types(start: Node) -> tuple[TensorType, ...]:
+    return tuple(TensorType(n.dtype, n.shape) for n in sent_with(start))
+
+
+def _offsets(types: Iterable[TensorType]) -> list[int]:
+    """Return where each operand lies, one after the other."""
+    sizes = [-(-t.size * t.dtype.itemsize // ALIGNMENT) * ALIGNMENT for t in types]
+    return [0, *accumulate(sizes)][:-1]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.executable import LlvmComputation
-from ltc.backends.llvm.plan import (
+from ltc.backends.llvm.program_plan import (
     FailedCheck,
     InBlock,
+    MemoryChecks,
     PlannedCall,
     PlannedRun,
     ProgramPlan,

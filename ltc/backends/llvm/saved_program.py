@@ -13,16 +13,17 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from ltc.backends.llvm.checked_steps import MemoryChecks
-from ltc.backends.llvm.plan import (
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.program_name import program_name
+from ltc.backends.llvm.program_plan import (
     FailedCheck,
     InBlock,
+    MemoryChecks,
     PlannedCall,
     PlannedRun,
     ProgramPlan,
     ReferenceCall,
 )
-from ltc.backends.llvm.program_name import program_name
 from ltc.backends.llvm.resizable import ResizableProgram
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
@@ -48,10 +49,8 @@ def keep(key: str, plan: ProgramPlan) -> None:
     disk.write(program_name(key), json.dumps(record, separators=(",", ":")).encode())
 
 
-def find(
-    key: str, origin_of: OriginOf
-) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
-    """Return a program from the disk cache, and its kernels; None if anything is missing.
+def find(key: str, origin_of: OriginOf) -> LlvmComputation | None:
+    """Return a program from the disk cache; None if anything is missing.
 
     Args:
         origin_of: Gives the origin, in this process, of the call at a position of the recording.
@@ -63,7 +62,7 @@ def find(
     if plan is None:
         return None
     kernels = loaded_kernels(plan)
-    return None if kernels is None else (plan, kernels)
+    return None if kernels is None else LlvmComputation(plan, kernels)
 
 
 def loaded_kernels(plan: ProgramPlan) -> dict[str, kernel_cache.LoadedKernel] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ltc.backends.llvm.program_plan import MAY_SHARE
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.loop_nest import READS, Kernel, Product, Unit, Value
@@ -33,10 +34,6 @@ STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kerne
 LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
 # An output so large, and so many times larger than what makes it, is made last.
 LENDING_BYTES, LENDING_RATIO = 1 << 20, 4
-# The reference's result may lie in the memory of the first operand.
-MAY_SHARE = frozenset(
-    {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER, ops.CAST, ops.GET}
-)
 _MOVES = frozenset(
     {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER, ops.PAD, ops.CONCAT}
 )

@@ -26,7 +26,8 @@ from ltc import config
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interface import Observer
 from ltc.backends.llvm.executable import LlvmComputation, words_of_stamps
-from ltc.backends.llvm.plan import PlannedRun, ProgramPlan, ReferenceCall, SteppedPlan, kernels_of
+from ltc.backends.llvm.plan import SteppedPlan, kernels_of
+from ltc.backends.llvm.program_plan import PlannedRun, ProgramPlan, ReferenceCall
 from ltc.backends.llvm.schedule import ProgramStep, planned_steps
 from ltc.backends.llvm.workspace import WorkBlock
 from ltc.ir import ops

@@ -7,7 +7,7 @@ import torch
 
 from ltc.backends.eager import LOWERING
 from ltc.backends.host_memory import empty
-from ltc.backends.llvm.plan import InBlock, ProgramPlan
+from ltc.backends.llvm.program_plan import InBlock, ProgramPlan
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.passes.memory_planner import ALIGNMENT
 from ltc.support.process import machine_memory

@@ -6,7 +6,8 @@ iterations. Python's profiler tells the time in ltc's own functions from the pro
 does without the former. Where programs are launched, the recorded calls run once more on PyTorch's
 kernels, and eager PyTorch takes that time as well. The profiler slows the program down, so the
 estimate is rather too high. The loop is slower than eager if the lower quartile of its iterations is
-above the median of the estimates.
+above the median of the estimates. Iterations before its first launch tell nothing of those behind it,
+and two estimates that are far above its iterations are enough.
 
 Nothing here decides how a step runs: the times go into the line on stderr, and nowhere else.
 """
@@ -49,6 +50,7 @@ from ltc.tracebacks import is_ltcs
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
+FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
 _KEPT = 256  # latest iterations
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
 _asked = config.reader("LTC_HINTS", "XRT_SHARD_ORDINAL")
@@ -97,6 +99,9 @@ class Loop:
 
     def add(self, taken: Iteration) -> None:
         """Add an iteration that was not sampled."""
+        if taken.launches and self.count and not self.launched:
+            self.times.clear()
+            self.begin_window()
         self.times.append(taken.spent)
         self.count += 1
         self.launched += taken.launches
@@ -115,6 +120,12 @@ class Loop:
         if min(len(self.eager), len(self.times)) < SAMPLES:
             return False
         return quantiles(self.times)[0] > median(self.eager)
+
+    def is_far_quicker(self) -> bool:
+        """Return True if the samples so far leave no doubt that eager PyTorch takes longer."""
+        if len(self.eager) < FEW_SAMPLES or len(self.times) < SAMPLES:
+            return False
+        return min(self.eager) > FAR * quantiles(self.times)[0]
 
 
 # --- the time of eager PyTorch ----------------------------------------------------------------------
@@ -312,7 +323,7 @@ class _ThreadLoops(threading.local):
             loop.begin_window()
             return
         loop.eager.append(time_outside(profile, loop.is_launched) + kernels)
-        if len(loop.eager) < SAMPLES:
+        if len(loop.eager) < SAMPLES and not loop.is_far_quicker():
             self._begin_sample(loop)
             return
         if loop.is_slower():

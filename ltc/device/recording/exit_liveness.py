@@ -23,13 +23,13 @@ from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
-from ltc.device.symbolic.ending import (
+from ltc.device.symbolic.path_selection import (
     ask_for_sizes,
     give_up_if_refused,
     leave_to_itself,
+    note_path,
     program_at_sizes,
 )
-from ltc.device.symbolic.path_selection import note_path
 from ltc.device.user_line import told_of_lack, user_line
 from ltc.native.core import Summed
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key

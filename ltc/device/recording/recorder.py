@@ -25,9 +25,8 @@ from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.evidence.transitions import show_begin
 from ltc.device.immediate.computed import LivingStates
 from ltc.device.immediate.immediate_session import ImmediateSession, sessions
-from ltc.device.immediate.notes import FollowedPart
+from ltc.device.immediate.notes import FollowedPart, Sketches
 from ltc.device.immediate.permission import is_forced, may_run
-from ltc.device.immediate.sketches import Sketches
 from ltc.device.policy import Begin, Policy
 from ltc.device.random_state import RandomState
 from ltc.device.recording.entries import (

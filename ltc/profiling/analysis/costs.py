@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts
-from ltc.profiling.analysis.kernel_words import kernel_words
+from ltc.profiling.analysis.kernel_parts import groups_of_parts, joined_parts, kernel_words
 from ltc.profiling.analysis.steady_steps import steady_steps
 
 _UNKNOWN_PLACE = "(no line of the program)"
