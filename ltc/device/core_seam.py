@@ -154,13 +154,13 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
     if state.base is not None:
         _join(tensor, state, number, session)
         return None
-    host = _let_go(state, session)
+    host = _let_go(state, storage_of(tensor), session)
     if host is not None:
         _have_in_core(state, number)
     return host
 
 
-def _let_go(base: State, session: ImmediateSession) -> torch.Tensor | None:
+def _let_go(base: State, storage: Any, session: ImmediateSession) -> torch.Tensor | None:
     """Return the value of a state that is no view, whose views are derived again where they are next used.
 
     None where it, or one of these, is to stay here.
@@ -174,7 +174,7 @@ def _let_go(base: State, session: ImmediateSession) -> torch.Tensor | None:
     if any([v.buffer or (v.value and v.value.recorder is not session.recorder) for v in views]):
         return None
     for view in views:
-        view.value = None
+        view.value, view.base_storage = None, storage
     if not views:
         base.views = None
     return host
@@ -205,9 +205,11 @@ def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSess
     if None in links or not hasattr(base, "number_in_core") or not is_plain_now():
         return
     if not base.is_in_core:
-        host = _let_go(base, session)
-        if host is None or not torch.ops.ltc_core.hold(base.number_in_core, host):
+        shown = torch.ops.ltc_core.numbered(base.number_in_core)
+        host = None if shown is None else _let_go(base, storage_of(shown), session)
+        if host is None:
             return
+        torch.ops.ltc_core.hold(base.number_in_core, host)
         _have_in_core(base, base.number_in_core)
     if torch.ops.ltc_core.join(tensor, base.number_in_core, links):
         _have_in_core(view, number)

@@ -91,6 +91,47 @@ def test_each_call_that_is_left_to_python_is_counted():
     assert CORE.left_to_python()["aten::randn_like"] == before + 1
 
 
+def asked_by_python(*tensors: torch.Tensor) -> None:
+    """Python has their values, and of views those of their bases."""
+    for tensor in tensors:
+        assert storage_of(tensor).lazy.value is not None
+
+
+def test_a_base_that_has_views_comes_back_to_the_core():
+    x = torch.arange(6.0).to("ltc")
+    flat, part = x.view(2, 3), x[4:]
+    x.add_(1)
+    asked_by_python(flat, part)
+    before = CORE.left_to_python()
+    x[2] = 7
+    flat.mul_(2)
+    part.sub_(1)
+    total = (flat.sum() + part.sum()).item()
+    assert CORE.left_to_python() == before
+    assert x.tolist() == [2, 4, 14, 8, 9, 11] and flat.tolist() == [[2, 4, 14], [8, 9, 11]]
+    assert part.tolist() == [9, 11] and total == 68
+
+
+def test_a_view_outlives_the_base_whose_value_the_core_has():
+    x = torch.arange(6.0).to("ltc")
+    part = x[1:].view(5)
+    asked_by_python(part)
+    x.add_(1)
+    del x
+    assert part.tolist() == [2, 3, 4, 5, 6]
+
+
+def test_a_view_of_what_lies_in_another_order_stays_in_python():
+    x = torch.arange(6.0).view(2, 3).to("ltc")
+    turned = x.t()
+    flat = turned.view(-1)
+    asked_by_python(flat)
+    x.add_(1)
+    assert (flat + 1).tolist() == [2, 5, 3, 6, 4, 7]
+    flat[1] = 0
+    assert x.tolist() == [[1, 2, 3], [0, 5, 6]]
+
+
 def turned(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient arranged anew: a view of another one."""
     rows = gradient.view(6, 4)[1:]

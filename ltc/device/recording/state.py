@@ -54,10 +54,12 @@ class State:
             all of them), or None where there is no view.
         base: The state this one is a view of, or None.
         chain: The views from its base to it: (overload, arguments, keywords, output index) each.
+        base_storage: The base's storage, which holds its value while the core has that; unset before.
     """
 
     __slots__ = (
-        "value", "device", "buffer", "views", "base", "chain", "number", "number_in_core", "__weakref__"
+        "value", "device", "buffer", "views", "base", "chain", "number", "number_in_core",
+        "base_storage", "__weakref__",
     )  # fmt: skip
     value: CallResult | None
     device: Any  # a Device, whose module imports this one
@@ -67,6 +69,7 @@ class State:
     chain: tuple[Any, ...]
     number: int
     number_in_core: int
+    base_storage: Any
 
     def __getattr__(self, name: str) -> Any:
         """Take the value of the state from the core, if it is there.
@@ -129,7 +132,7 @@ class State:
 
         Its base's list of views keeps an entry until ended ones are forgotten.
         """
-        self.base = self.views = None
+        self.base = self.views = self.base_storage = None
         self.chain = ()
 
     def living_views(self) -> list[State]:

@@ -96,13 +96,17 @@ CallKernel* kernel_of(const std::string& name) {
   return nullptr;
 }
 
-// (number, value) -> whether the core has it from now on: its tensor is alive.
-void hold(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  Tensor host = torch::jit::pop(*stack).toTensor();
+// The tensor of a number, which has no value here; None where it is gone, or a view.
+void numbered_tensor(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   auto* held = numbered(torch::jit::pop(*stack).toInt());
   const bool is_free = held && !held->host.defined() && !held->is_walked && !held->base;
-  if (is_free) held->hold(std::move(host));
-  stack->push_back(is_free);
+  stack->push_back(is_free ? IValue(over(held->storage, {0}, caffe2::TypeMeta::Make<float>())) : IValue());
+}
+
+// (number, value): the core has it from now on.
+void hold(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  Tensor host = torch::jit::pop(*stack).toTensor();
+  numbered(torch::jit::pop(*stack).toInt())->hold(std::move(host));
 }
 
 // (tensor, number of its base, links as `described` gives them) -> whether the core has the view's value from now on.
@@ -170,7 +174,8 @@ void ltc_define() {
   own.def("catch_up() -> ()");
   own.def("end_walk(int session) -> Any", torch::CppFunction::makeFromBoxedFunction<&end_walk>());
   own.def("walked_view(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&walked_view>());
-  own.def("hold(int number, Tensor value) -> bool", torch::CppFunction::makeFromBoxedFunction<&hold>());
+  own.def("numbered(int number) -> Any", torch::CppFunction::makeFromBoxedFunction<&numbered_tensor>());
+  own.def("hold(int number, Tensor value) -> ()", torch::CppFunction::makeFromBoxedFunction<&hold>());
   own.def("join(Tensor tensor, int base, Any links) -> bool", torch::CppFunction::makeFromBoxedFunction<&join>());
   own.def("take(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&take>());
   own.def("take_numbered(int number) -> Any", torch::CppFunction::makeFromBoxedFunction<&take_numbered>());

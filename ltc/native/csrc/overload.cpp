@@ -49,13 +49,26 @@ void count_from(const Tensor& host, IValue& offset) {
   offset = host.storage_offset() + (offset.isNone() ? 0 : offset.toInt());
 }
 
-Tensor shown(const Tensor& host, const Link& link) {
+namespace {
+
+Tensor shown_as_it_lies(const Tensor& host, const Link& link) {
   const bool counts = link.overload->rule & FROM_START;
   torch::jit::Stack stack{IValue(counts ? host.contiguous() : host)};
   stack.insert(stack.end(), link.arguments.begin(), link.arguments.end());
   if (counts) count_from(stack[0].toTensor(), stack.back());
   link.overload->handle.redispatchBoxed(kCpu, &stack);
   return link.index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link.index];
+}
+
+}  // namespace
+
+Tensor shown(const Tensor& host, const Link& link) {
+  try {
+    return shown_as_it_lies(host, link);
+  } catch (const c10::Error&) {  // a `view` of what is not contiguous
+    if (host.is_contiguous()) throw;
+    return shown_as_it_lies(host.contiguous(), link);
+  }
 }
 
 const Overload& as_on_path(const Overload& overload) {

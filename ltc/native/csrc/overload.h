@@ -59,7 +59,7 @@ struct Overload {
 // The offset of `as_strided`, which counts in the tensor: the CPU's kernel counts from where the memory begins.
 void count_from(const Tensor& host, IValue& offset);
 
-// What a view shows of a value on the host.
+// What a view shows of a value on the host; a copy where it would have to lie in order for a view.
 Tensor shown(const Tensor& host, const Link& link);
 
 // The overload as paths have it: a sum of gradients in place is one that makes a tensor.
