@@ -42,7 +42,7 @@ from ltc.device.recording.signature import (
     Signature,
 )
 from ltc.device.recording.slow_path import is_forced
-from ltc.device.recording.state import State, new_state
+from ltc.device.recording.state import State, is_second, new_state
 from ltc.device.recording.sync import begin_for_core, end_at_read, passes_read
 from ltc.device.recording.tensors import DOWNLOADS, UPLOADS
 from ltc.device.recording.tracks import REFUSED, is_plain
@@ -92,7 +92,10 @@ _ITS_OWN = {
     "aten::empty.memory_format": CoreRule.RUNS_HERE | CoreRule.ZEROED,
     "aten::new_empty_strided": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.ZEROED,
     "aten::as_strided": CoreRule.RUNS_HERE | CoreRule.FROM_START,
-    "aten::equal": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.MAY_READ,
+    "aten::equal": CoreRule.RUNS_HERE
+    | CoreRule.ANY_STRIDES
+    | CoreRule.MAY_READ
+    | CoreRule.OF_DEVICE,
     "aten::copy_": CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.OF_DEVICE,
 }
 # Random numbers that the core draws: those that are not rounded more than once, and those that only
@@ -149,7 +152,7 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
     except AttributeError:
         return None  # nothing was ever asked of it
     session = sessions.get(get_ident())
-    if session is None:
+    if session is None or is_second(tensor):
         return None
     if state.base is not None:
         _join(tensor, state, number, session)
@@ -312,6 +315,10 @@ def _draw() -> int:
     return device_at(0).random.draw()
 
 
+def _undraw() -> None:
+    device_at(0).random.undraw()
+
+
 def _catch_up() -> None:
     device_at(0).recorder().catch_up()
 
@@ -432,6 +439,7 @@ def install(core: Core) -> None:
         "is_plain": is_plain,
         "open": _open,
         "draw": _draw,
+        "undraw": _undraw,
         "copies": strided_copies.reshapes_by_copy,
         "catch_up": _catch_up,
         "begin": begin_for_core,

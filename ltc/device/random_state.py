@@ -14,6 +14,7 @@ import torch
 
 DEFAULT_SEED = 101
 _MASK = (1 << 64) - 1
+_BACK = pow(214013, -1, 1 << 64)
 
 
 class RandomState:
@@ -36,6 +37,10 @@ class RandomState:
         """The seed of one random call: a signed 64-bit integer."""
         self.running = (214013 * self.running + 2531011) & _MASK
         return _signed(self.running)
+
+    def undraw(self) -> None:
+        """The last draw has not been: its call comes again."""
+        self.running = (self.running - 2531011) * _BACK & _MASK
 
     def end_step(self) -> None:
         """A step mark: the next step draws from a seed of its own."""

@@ -90,3 +90,41 @@ def test_a_generator_of_its_own_is_asked():
     one = x.bernoulli_(0.5, generator=first).clone()
     torch.rand(4, device="ltc")
     assert torch.equal(one.cpu(), x.bernoulli_(0.5, generator=second).cpu())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.zeros(5, dtype=torch.int8, device="ltc").random_(0, 70_000),
+        lambda: torch.randint(-5, 300, (5,), dtype=torch.uint8, device="ltc"),
+        lambda: torch.zeros(5, dtype=torch.bool, device="ltc").random_(-3, 100),
+        lambda: torch.randint(2, (2,), device="ltc", dtype=torch.cfloat),
+        lambda: torch.zeros(4, dtype=torch.float16, device="ltc").uniform_(0, 1e6),
+        lambda: torch.zeros(4, device="ltc").uniform_(0, float("inf")),
+    ],
+)
+def test_what_a_dtype_does_not_hold_is_refused(draw):
+    with pytest.raises(RuntimeError):
+        draw().cpu()
+
+
+def test_a_draw_that_fails_takes_one_seed():
+    def next_one(fails: bool) -> list[float]:
+        torch.manual_seed(0)
+        if fails:
+            with pytest.raises(RuntimeError):
+                torch.multinomial(torch.zeros(5, device="ltc"), 2).cpu()
+        else:
+            torch.multinomial(torch.ones(5, device="ltc"), 2)
+        return torch.rand(2, device="ltc").tolist()
+
+    assert next_one(fails=True) == next_one(fails=False)
+
+
+def test_pytorchs_kernels_draw_as_the_numbers_lie():
+    x = (torch.arange(30.0).reshape(6, 5) % 7 + 1).to("ltc") * 1
+    for draw in (lambda p: torch.multinomial(p, 3), torch.poisson):
+        torch.manual_seed(0)
+        ours = draw(x.t())
+        torch.manual_seed(0)
+        torch.testing.assert_close(ours.cpu(), draw(x.t().contiguous()).cpu(), rtol=0, atol=0)

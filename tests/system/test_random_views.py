@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ltc.core.lazy_model as ltm
 from ltc.device.torch_device import storage_of
@@ -92,3 +93,29 @@ def test_random_views_are_the_cpus(first):
     for seed in range(first, first + 10):
         for ours, theirs in zip(run(seed, "ltc"), run(seed, "cpu"), strict=True):
             torch.testing.assert_close(ours, theirs, msg=lambda text: f"program {seed}: {text}")
+
+
+class Passing(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, Passing])
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda x: x.reshape(-1),
+        lambda x: x.flatten(),
+        lambda x: x.reshape_as(x.new_zeros(12)),
+        lambda x: x.contiguous(),
+        lambda x: x.ravel(),
+    ],
+)
+def test_a_view_in_another_order_is_copied_in_each_mode(mode, shaped):
+    with mode():
+        x = torch.arange(12.0, device="ltc").view(3, 4) * 1
+        copied = shaped(x.t())
+        copied.add_(100)
+        assert x.sum().item() == 66 and copied.sum().item() == 1266

@@ -552,3 +552,13 @@ def test_copies_between_tensors_of_the_device_are_the_cores():
     found = copied("ltc")
     assert CORE.left_to_python().get("aten::copy_", 0) == before
     torch.testing.assert_close(found, copied("cpu"))
+
+
+def test_a_value_outlives_a_tensor_that_is_set_to_its_storage():
+    x = torch.arange(6.0).to("ltc") + 1
+    for _ in range(2):
+        part = torch.empty(0, device="ltc").set_(x.untyped_storage(), 2, (2,), (2,))
+        assert (part + 0).tolist() == [3, 5]
+        part.mul_(1)
+        del part
+    assert (x * 2).tolist() == [2, 4, 6, 8, 10, 12]

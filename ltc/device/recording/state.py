@@ -185,6 +185,11 @@ def new_state(value: CallResult | None, device: Any) -> State:
     return state
 
 
+def is_second(tensor: torch.Tensor) -> bool:
+    """Return True if its storage is not that of its state: it may be gone while the state is alive."""
+    return hasattr(storage_of(tensor), "is_second")
+
+
 def liveness_is_as_assumed() -> bool:
     """Return True if a reference count tells a live state from a dead one on this interpreter."""
     tensor = empty_tensor((1,), torch.float32, 0)

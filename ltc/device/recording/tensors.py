@@ -192,7 +192,8 @@ def tensor_of(state: State) -> torch.Tensor:
     """Another tensor of a state that is no view: what is written to either is seen in both."""
     shape, dtype = state.type
     tensor = state.device.new_tensor(shape, dtype)
-    storage_of(tensor).lazy = state
+    storage = storage_of(tensor)
+    storage.lazy, storage.is_second = state, True
     return tensor
 
 

@@ -17,7 +17,7 @@ import torch
 from ltc.aten.call import CallResult
 from ltc.device.policy import is_power_of_two
 from ltc.device.recording.entries import INPUT, Entry
-from ltc.device.recording.state import State, new_state
+from ltc.device.recording.state import State, is_second, new_state
 from ltc.device.torch_device import storage_of
 from ltc.native.core import CORE
 from ltc.runtime.buffer import Buffer
@@ -312,7 +312,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
         state: State = storage_of(tensor).lazy
     except AttributeError:
         return False
-    return state.base is None and state.value is None and state.buffer is not None
+    if state.value is not None or is_second(tensor):
+        return False
+    return state.base is None and state.buffer is not None
 
 
 def _state_of(tensor: torch.Tensor, recorder: Any) -> State:

@@ -377,6 +377,7 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Re
   why = IN_BACKWARD;
   const bool is_in_backward = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
   const auto caller = is_in_backward ? caller_in_backward() : Caller::OTHER;
+  if (caller == Caller::UNKNOWN) return false;
   if (is_in_backward && caller != Caller::FORMULA && shows_twice(overload, *stack)) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, caller);

@@ -170,6 +170,7 @@ void ltc_define() {
   own.def("is_plain(Tensor tensor) -> bool");
   own.def("open(Tensor[] tensors, int[] numbers) -> bool");
   own.def("draw() -> int");
+  own.def("undraw() -> ()");
   own.def("copies(Tensor tensor, int[] sizes) -> bool");
   own.def("catch_up() -> ()");
   own.def("end_walk(int session) -> Any", torch::CppFunction::makeFromBoxedFunction<&end_walk>());
@@ -207,7 +208,7 @@ int64_t ltc_register() {
   auto& autograd = library(torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse1);
   register_linear(autograd, library(torch::Library::IMPL, "aten", DispatchKey::CPU));
   register_attention(autograd);
-  register_reshape(autograd);
+  register_reshape(autograd, aten);
   return count;
 }
 

@@ -53,16 +53,17 @@ struct Frames {
 
 // The first frame is the caller's. Code of ltc's own asks Python's kernels, which look through it.
 Caller caller(const Frames& frames, void* frame, const Session& session) {
-  if (!frame || frames.code(frame) == session.engine) return frame ? Caller::FORMULA : Caller::FUNCTION;
-  if (frames.is_ours(frame)) return Caller::FUNCTION;
+  if (!frame || frames.code(frame) == session.engine) return frame ? Caller::FORMULA : Caller::UNKNOWN;
+  if (frames.is_ours(frame)) return Caller::UNKNOWN;
   void* around = frames.behind(frame);
   while (around && frames.is_ours(around) && frames.code(around) != session.engine) {
     void* next = frames.behind(around);
     frames.drop(around);
     around = next;
   }
-  const bool is_body = !around || frames.code(around) == session.function;
-  if (around) frames.drop(around);
+  if (!around) return Caller::UNKNOWN;
+  const bool is_body = frames.code(around) == session.function;
+  frames.drop(around);
   return is_body ? Caller::FUNCTION : Caller::OTHER;
 }
 
@@ -75,7 +76,7 @@ Caller caller_in_backward() {
   static const auto state = found<void*()>("PyThreadState_Get");
   static const Frames frames;
   const Session& session = this_thread();
-  if (!session.engine || !take_lock || !drop_lock || !state || !frames.are_found()) return Caller::FUNCTION;
+  if (!session.engine || !take_lock || !drop_lock || !state || !frames.are_found()) return Caller::UNKNOWN;
   const int held = take_lock();
   void* frame = frames.first(state());
   const auto found = caller(frames, frame, session);

@@ -47,8 +47,8 @@ bool in_backward();
 bool replays_a_write();
 
 // Who makes the call that is under way in a backward: a formula of autograd's own, the body of a Function's
-// backward, or other code of Python's, a hook or what such a body calls.
-enum class Caller { FORMULA, FUNCTION, OTHER };
+// backward, or other code of Python's, a hook or what such a body calls; unknown where Python has to look.
+enum class Caller { FORMULA, FUNCTION, OTHER, UNKNOWN };
 Caller caller_in_backward();
 
 inline bool called_by_python() { return caller_in_backward() != Caller::FORMULA; }

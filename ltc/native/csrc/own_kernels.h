@@ -11,7 +11,7 @@ namespace ltc {
 void register_linear(torch::Library& autograd, torch::Library& cpu);
 
 // Tensors in another shape.
-void register_reshape(torch::Library& autograd);
+void register_reshape(torch::Library& autograd, torch::Library& device);
 
 // F.scaled_dot_product_attention.
 void register_attention(torch::Library& autograd);

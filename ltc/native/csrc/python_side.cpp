@@ -114,6 +114,11 @@ int64_t draw() {
   return answer(asked, {})[0].toInt();
 }
 
+void undraw() {
+  static const auto asked = question("ltc_core::undraw");
+  answer(asked, {});
+}
+
 void catch_up() {
   static const auto asked = question("ltc_core::catch_up");
   answer(asked, {});

@@ -55,8 +55,9 @@ bool end_at_read(bool is_number);
 // True if the CPU would reshape the tensor by a copy.
 bool copies_in_python(const Tensor& tensor, at::IntArrayRef sizes);
 
-// The next seed.
+// The next seed; it is the next one again.
 int64_t draw();
+void undraw();
 
 // Python ends the walk of this thread.
 void catch_up();

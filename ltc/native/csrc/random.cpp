@@ -124,7 +124,11 @@ bool bernoulli(Stack& host) {
 bool uniform(Stack& host) {
   const Tensor self = host[0].toTensor();
   const auto most = host[2].toDouble();
-  if (!at::isFloatingType(self.scalar_type()) || host[1].toDouble() != 0 || !(most >= 0)) return false;
+  if (!at::isFloatingType(self.scalar_type()) || host[1].toDouble() != 0 || !(most >= 0) || !self.numel()) return false;
+  const auto largest = AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "largest", [&] {
+    return double(std::numeric_limits<scalar_t>::max());
+  });
+  if (most > largest) return false;
   Tensor made = at::empty(self.sizes(), self.options(), at::MemoryFormat::Contiguous);
   const int64_t seed = draw();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "uniform", [&] {
@@ -149,7 +153,16 @@ Tensor integers(at::IntArrayRef sizes, int64_t low, int64_t high, int64_t seed) 
   return made;
 }
 
-bool may_lie_between(int64_t low, int64_t high) { return low < high && high - uint64_t(low) <= INT64_MAX; }
+// True if the type has all of low, low + 1, ..., high - 1. Python raises where it has not.
+bool has_all(at::ScalarType type, int64_t low, int64_t high) {
+  if (low >= high || high - uint64_t(low) > INT64_MAX || type == at::kBool || at::isComplexType(type)) return false;
+  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "has_all", [&] {
+    const int bits = std::min(std::numeric_limits<scalar_t>::digits, 62);
+    const int64_t most = int64_t(1) << bits;
+    const bool is_signed = std::numeric_limits<scalar_t>::is_signed;
+    return bits == 62 || (low >= (is_signed ? -most : 0) && high <= most);
+  });
+}
 
 // (..., size, dtype, layout, device, pinned): a plain tensor is asked for.
 bool makes_plain(const Stack& host, size_t sizes) {
@@ -169,8 +182,9 @@ bool randint(Stack& host) {
   if (!makes_plain(host, SIZES)) return false;
   const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
   const auto type = host[SIZES + 1].isNone() ? at::kLong : host[SIZES + 1].toScalarType();
-  if (!may_lie_between(low, high) || type == at::kBool) return false;
-  host = {IValue(integers(host[SIZES].toIntVector(), low, high, draw()).to(type))};
+  const auto sizes = host[SIZES].toIntVector();
+  if (!has_all(type, low, high) || !c10::multiply_integers(sizes)) return false;
+  host = {IValue(integers(sizes, low, high, draw()).to(type))};
   return true;
 }
 
@@ -178,8 +192,9 @@ template <int LOW, int HIGH>
 bool random(Stack& host) {
   if (host[HIGH].isNone()) return false;
   const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
-  if (!may_lie_between(low, high)) return false;
-  assign(host, integers(host[0].toTensor().sizes(), low, high, draw()));
+  const auto& self = host[0].toTensor();
+  if (!has_all(self.scalar_type(), low, high) || !self.numel()) return false;
+  assign(host, integers(self.sizes(), low, high, draw()));
   return true;
 }
 
@@ -196,8 +211,14 @@ const std::unordered_map<std::string, Kernel> KERNELS = {
 bool run_seeded(const Overload& overload, Stack& host) {
   const auto place = overload.handle.schema().argumentIndexWithName("generator");
   if (!place) return false;
+  host[0] = host[0].toTensor().contiguous();  // it draws as the numbers lie
   host[*place] = at::make_generator<at::CPUGeneratorImpl>(uint64_t(draw()));
-  overload.handle.redispatchBoxed(kCpu, &host);
+  try {
+    overload.handle.redispatchBoxed(kCpu, &host);
+  } catch (const std::exception&) {
+    undraw();  // Python tries again
+    throw;
+  }
   return true;
 }
 

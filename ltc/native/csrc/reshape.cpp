@@ -1,5 +1,5 @@
 // reshape, flatten and reshape_as of a view are copies where the CPU's are, which decides by strides; a tensor of the
-// device appears contiguous. What is no ordinary call is PyTorch's formula alone.
+// device appears contiguous.
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/WrapDimUtils.h>
@@ -28,8 +28,8 @@ bool is_walked_whole(const HeldValue* held) { return held && held->is_walked && 
 
 // The tensor, or a copy of it that is reshaped in its place.
 Tensor to_reshape(const Tensor& self, c10::SymIntArrayRef sizes) {
-  if (!takes_plain() || !is_untransformed(self) || !self.device().is_privateuseone() || self.layout() != c10::kStrided)
-    return self;
+  const bool is_ours = self.device().is_privateuseone() && self.layout() == c10::kStrided;
+  if (!is_ours || self.key_set().has_any(modes())) return self;  // a fake tensor, or another one's wrapper
   const auto whole = c10::asIntArrayRefSlowOpt(sizes);
   const auto* held = held_by(self);
   return whole && !is_walked_whole(held) && copies(self, held, *whole) ? self.clone() : self;
@@ -57,10 +57,13 @@ Tensor flatten(const Tensor& self, int64_t start, int64_t end) {
 
 }  // namespace
 
-void register_reshape(torch::Library& autograd) {
-  autograd.impl("reshape", TORCH_FN(reshape));
-  autograd.impl("reshape_as", TORCH_FN(reshape_as));
-  autograd.impl("flatten.using_ints", TORCH_FN(flatten));
+// In inference mode no call comes to the key of autograd.
+void register_reshape(torch::Library& autograd, torch::Library& device) {
+  for (auto* library : {&autograd, &device}) {
+    library->impl("reshape", TORCH_FN(reshape));
+    library->impl("reshape_as", TORCH_FN(reshape_as));
+    library->impl("flatten.using_ints", TORCH_FN(flatten));
+  }
 }
 
 }  // namespace ltc
