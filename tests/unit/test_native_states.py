@@ -562,3 +562,11 @@ def test_a_value_outlives_a_tensor_that_is_set_to_its_storage():
         part.mul_(1)
         del part
     assert (x * 2).tolist() == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_view_that_negates_stays_in_python():
+    x = torch.arange(4.0).to("ltc") + 1
+    negated = torch._neg_view(x)
+    assert (negated * 2).tolist() == [-2, -4, -6, -8]
+    x.add_(1)
+    assert (negated * 2).tolist() == [-4, -6, -8, -10]

@@ -127,7 +127,8 @@ void join(const c10::OperatorHandle&, torch::jit::Stack* stack) {
     host = shown(host, *link);
     last = std::move(link);
   }
-  if (!host.is_alias_of(base->host)) return stack->push_back(false);
+  const bool is_plain = host.is_alias_of(base->host) && !host.is_neg() && !host.is_conj();  // these are bits of a tensor
+  if (!is_plain) return stack->push_back(false);
   join_family(tensor, over(base->storage, {0}, caffe2::TypeMeta::Make<float>()), std::move(last), false);
   held->hold(std::move(host));
   stack->push_back(true);
