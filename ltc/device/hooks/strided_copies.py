@@ -1,7 +1,8 @@
 """contiguous, reshape, flatten and ravel of a view are copies where the CPU's are.
 
 torch decides by the strides of a tensor, and every lazy tensor appears contiguous. So its Python
-functions ask here first. The tensors that C++ reshapes for its own use are never written to.
+functions ask here first; with the native core, its kernels of reshape and flatten ask where they do not
+know. The tensors that C++ reshapes for its own use are never written to.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <unordered_map>
 
 #include "calls.h"
 #include "modes.h"
@@ -85,15 +86,14 @@ std::vector<std::unique_ptr<torch::Library>>& libraries() {
   return *all;
 }
 
-std::vector<CallKernel*>& kernels() {
-  static auto* all = new std::vector<CallKernel*>;
+std::unordered_map<std::string, CallKernel*>& kernels() {
+  static auto* all = new std::unordered_map<std::string, CallKernel*>;
   return *all;
 }
 
 CallKernel* kernel_of(const std::string& name) {
-  for (auto* one : kernels())
-    if (one->overload.name == name) return one;
-  return nullptr;
+  const auto found = kernels().find(name);
+  return found == kernels().end() ? nullptr : found->second;
 }
 
 // The tensor of a number, which has no value here; None where it is gone, or a view.
@@ -137,7 +137,7 @@ void join(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 template <class Kernel>
 void add(torch::Library& to, const std::string& name, const c10::OperatorHandle& handle) {
   auto kernel = std::make_unique<Kernel>(handle);
-  kernels().push_back(kernel.get());
+  kernels().emplace(kernel->overload.name, kernel.get());
   if (add_typed(to, name, kernel.get())) return void(kernel.release());  // it is never removed
   to.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
 }
@@ -216,9 +216,9 @@ int64_t ltc_register() {
 // The overloads whose calls were left to Python, with how many were: "name count" lines. How long it is.
 int64_t ltc_left(char* text, int64_t size) {
   std::string all;
-  for (auto* one : ltc::kernels())
+  for (const auto& [name, one] : ltc::kernels())
     if (const auto count = one->overload.left_to_python.load())
-      all += one->overload.name + " " + std::to_string(count) + "\n";
+      all += name + " " + std::to_string(count) + "\n";
   if (int64_t(all.size()) < size) std::copy_n(all.c_str(), all.size() + 1, text);
   return int64_t(all.size());
 }
