@@ -1,8 +1,12 @@
 """How PyTorch's CPU kernels are called, whoever calls them."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+import ltc
 from ltc.backends.kernel_call import kernel_call, owned
 from ltc.device.recording import fallback
 from ltc.device.recording.signature import Signature
@@ -97,3 +101,39 @@ def test_a_call_that_cannot_be_recorded_runs_alike_in_autocast_and_begins_with_z
     empty = Signature(aten.empty_like.default)
     values = empty.in_schema_order((lazy,), {})
     assert not fallback.run_eagerly(empty, values, device).cpu().any()
+
+
+# Other places that call an overload, and what they call it on: no kernel computes there.
+NO_KERNEL = {
+    "aten/rules/movement.py": "a tensor without memory, for the type of a view",
+    "backends/interpreter/view_chains.py": "a tensor, for a view of it",
+    "compat/torch_xla/device_strings.py": "ltc's tensors, for one of torch_xla's functions",
+    "device/hooks/autocast.py": "ltc's tensors, in the dtype that autocast chooses",
+    "device/ops/copies.py": "a tensor on the CPU, for another of its dtype",
+    "device/ops/sparse_coo.py": "the values of a sparse tensor of the device",
+    "device/recording/slow_path.py": "a tensor without elements, for eager's error",
+    "device/recording/strides.py": "a tensor without memory, for the strides of a view",
+    "device/shapes/meta.py": "a tensor without memory, for the type of a result",
+    "device/storage_sharing.py": "a tensor without memory, for the strides of a view",
+    "distributed/c10d/on_host.py": "gloo's tensors, for one of its collectives",
+}
+
+
+def overloads_called(file):
+    """Yield the calls of something that is named an overload."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in ("overload", "cpu_function_of"):
+                yield name
+
+
+def test_there_is_one_caller_of_pytorchs_kernels():
+    package = Path(ltc.__file__).parent
+    called = {
+        str(file.relative_to(package)): set(overloads_called(file))
+        for file in package.rglob("*.py")
+    }
+    kernels = {file for file, names in called.items() if "cpu_function_of" in names}
+    assert kernels == {"backends/kernel_call.py"}
+    assert {file for file, names in called.items() if "overload" in names} == set(NO_KERNEL)
