@@ -46,33 +46,54 @@ class HasProgram(Protocol):
         """False once it was dropped for others: then it may be asked for again."""
 
 
-class Path:
-    """The policy's memory of one path.
+class Place:
+    """A place where recordings begin: behind one path, or behind one that came behind another.
+
+    Attributes:
+        following: The path that began here the last time.
+        pause: Recordings that are noted here before one is followed again.
+        backoff: The length of the last pause; 0 where the last guess was right.
+        awaits: True if what comes is to be noted, since its sketch has come back.
+    """
+
+    __slots__ = ("following", "pause", "backoff", "awaits")
+
+    def __init__(self) -> None:
+        self.following: Path | None = None
+        self.pause = self.backoff = 0
+        self.awaits = False
+
+
+class Path(Place):
+    """The policy's memory of one path, and of the place behind it.
 
     Attributes:
         returns: How often it came back.
         program: Its program, once asked for.
-        following: The path that came behind it the last time.
-        pause: Recordings behind it that are noted before one is followed again.
-        backoff: The length of its last pause; 0 where the last guess was right.
-        awaits: True if what comes behind it is to be noted, since its sketch has come back.
+        places: The places behind it, by the path that it came behind: a short path, such as a check,
+            comes several times in a step, each time with another one behind it.
         ends_in_core: False if Python has to end what is followed along it.
         is_short: True if following it has turned out to take longer than its calls.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
-        "returns", "program", "following", "pause", "backoff", "is_followed", "awaits", "ends_in_core",
-        "is_short", "calls",
+        "returns", "program", "places", "is_followed", "ends_in_core", "is_short", "calls",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self.returns = -1
         self.program: HasProgram | None = None
-        self.following: Path | None = None
-        self.pause = self.backoff = 0
-        self.is_followed = self.awaits = self.is_short = False
+        self.places: dict[Path, Place] = {}
+        self.is_followed = self.is_short = False
         self.ends_in_core, self.calls = True, 0
+
+    def place_behind(self, before: Path) -> Place:
+        """Return the place behind this path where it came behind another."""
+        if before not in self.places and len(self.places) >= MAX_NEW_PATHS:
+            self.places.clear()
+        return self.places.setdefault(before, Place())
 
 
 class Policy:
@@ -89,6 +110,7 @@ class Policy:
         self.sketches = sketches
         self._wanted = 0  # recordings that are noted, since a sketch has come back
         self.unnoted = Path()
+        self._before = self.unnoted  # the path that the last one came behind
         self._is_sure = False  # the same path came twice behind that
         self._short = 0  # paths in a row
         self._new = 0  # paths that never came before, less those that came back
@@ -102,22 +124,26 @@ class Policy:
         place = self.place_of(behind)
         if place.pause:
             place.pause -= 1
-            return self._note(behind)
-        expected = behind.following  # a loop's path comes behind itself
-        if expected is None:
-            expected = self.unnoted.following if self._is_sure else behind
-        if self._hits >= MIN_RUN or (expected is not None and _is_ready(expected)):
+            return self._note(place)
+        if self._hits >= MIN_RUN or _is_ready(self.expected(behind)):
             return Begin.FOLLOW
         if self._rest:
             self._rest -= 1
             return Begin.LEAVE_ALONE
-        follows_reads = self._short >= SHORT_PATHS and behind is not self.unnoted
-        return Begin.LEAVE_ALONE if follows_reads else self._note(behind)
+        # a sketch takes no time, and tells where a path begins that is worth a program
+        rests = self.follows_reads and behind is not self.unnoted and not self.sketches
+        return Begin.LEAVE_ALONE if rests else self._note(place)
 
-    def _note(self, behind: Path) -> Begin:
-        if self.sketches and not (self._wanted or behind.awaits):
+    def expected(self, behind: Path) -> Path:
+        """Return the path that is expected behind another; that one itself, as in a loop, if none is."""
+        place = self.place_of(behind)
+        is_sure = place is not self.unnoted or self._is_sure
+        return place.following if is_sure and place.following is not None else behind
+
+    def _note(self, place: Place) -> Begin:
+        if self.sketches and not (self._wanted or place.awaits):
             return Begin.SKETCH
-        behind.awaits = False
+        place.awaits = False
         self._wanted = max(0, self._wanted - 1)
         return Begin.NOTE
 
@@ -155,17 +181,24 @@ class Policy:
 
     def _settles(self, path: Path, is_known: bool, weight: int) -> bool | None:
         """Return what `sketched` does, of a path that it has heard of by now."""
-        if self._wanted or self._rest or self._hits or path.awaits or self.place_of(path).pause:
+        place = self.place_of(path)
+        if self._wanted or self._rest or self._hits or place.awaits or place.pause:
             return False
-        is_followed = path.following is not None and path.following.program is not None
+        following = None if place is self.unnoted else place.following
+        is_followed = following is not None and following.program is not None
         gets_none = (
             path.program is None and path.returns > LAUNCH_CALLS
         )  # its program would have paid
         is_settled = is_known and (gets_none or self._is_short(weight, is_of_reads=False))
         return True if is_settled and not is_followed else None
 
-    def passed(self, reads: int, marks: int) -> None:
-        """So many settled paths have ended in reads and at marks: the policy was not asked then."""
+    def passed(self, reads: int, marks: int, before: Path) -> None:
+        """So many settled paths have ended in reads and at marks: the policy was not asked then.
+
+        Args:
+            before: the path that the last of them came behind.
+        """
+        self._before = before
         self._new, self._backoff = max(0, self._new - NEW_PATHS * (reads + marks)), 0
         self._short = min(SHORT_PATHS, self._short + reads)
 
@@ -190,15 +223,16 @@ class Policy:
             like: the memory of all paths that differ from it in sizes alone; None if it is the first.
             in_core: the weight is that of a path which the core would follow and launch.
         """
-        is_known = path.returns >= 0 and _is_like(behind.following, path)
+        is_known = path.returns >= 0 and _is_like(self.place_of(behind).following, path)
+        place = behind.place_behind(self._before)
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
         if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
-            behind.awaits = True
+            place.awaits = True
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
             if is_power_of_two(like.returns):
                 self._wanted = 2  # the path of symbols is found from two
-        if behind.awaits or self._has_asked:
+        if place.awaits or self._has_asked:
             self._has_asked = False
             return False
         return self._settles(path, is_known, weight)
@@ -258,7 +292,9 @@ class Policy:
 
     def note_again(self, behind: Path) -> None:
         """Note what follows this path twice: it may have a better continuation."""
-        behind.pause = max(behind.pause, 2)
+        place = self.place_of(behind)
+        place = behind if place is self.unnoted else place
+        place.pause = max(place.pause, 2)
 
     def late(self, calls_since_read: int) -> bool:
         """Return True if calls that were left alone for their reads are to be noted again.
@@ -284,15 +320,22 @@ class Policy:
         """True while calls are left alone since reads follow one another."""
         return self._short >= SHORT_PATHS
 
-    def place_of(self, behind: Path) -> Path:
-        """The path itself once something has come behind it, else the one of all that came once."""
-        return self.unnoted if behind.following is None else behind
+    def place_of(self, behind: Path) -> Place:
+        """Return the place behind a path: of what came before that, else of the path alone, if known.
+
+        Else it is the one of all paths that came once.
+        """
+        place = behind.places.get(self._before, behind)
+        known = place if place.following else behind
+        return known if known.following else self.unnoted
 
     def _note_place(self, path: Path, behind: Path) -> None:
         place = self.place_of(behind)
         if place is self.unnoted:
             self._is_sure = place.following is path
         behind.following = place.following = path
+        behind.place_behind(self._before).following = path
+        self._before = behind
 
     def _count_new(self, is_new: bool) -> None:
         if not is_new:

@@ -41,6 +41,7 @@ class Summed(NamedTuple):
         inputs: How many tensors from before they were given.
         reads, marks: The ends that were passed since the last one that Python has heard of.
         exact_behind, shape_behind: The hashes of the recording before this one.
+        exact_before, shape_before: Those of the one before that.
     """
 
     exact: int = 0
@@ -53,6 +54,8 @@ class Summed(NamedTuple):
     marks: int = 0
     exact_behind: int = 0
     shape_behind: int = 0
+    exact_before: int = 0
+    shape_before: int = 0
 
 
 _COUNTED, _SUMMED = len(Counted._fields), len(Summed._fields)

@@ -328,3 +328,65 @@ def test_the_memory_of_steps_that_end_in_the_core_does_not_grow():
                 held.append(account_of(0).bytes)
         assert grown["CoreLaunches"] >= 20
     assert len(set(held)) == 1
+
+
+def test_views_of_an_input_outlive_a_step_that_leaves_its_path():
+    """They are from before the step: the core keeps them beside their base, which the step reads."""
+
+    def run(device: str) -> list[Any]:
+        given, found = torch.arange(6.0, dtype=torch.float64).to(device), []
+        for number in range(STEPS):
+            base = given * 1
+            views = [base.view(2, 3), base.expand(2, 6)]
+            found.append(base.sum().item())  # what came so far is not worth a program
+            made = base
+            for _ in range(20):
+                made = made * 0.5 + base
+            if number >= LATE:
+                made = made.exp() + base.expand(2, 6)[1]
+                base.add_(1)
+            found.append(made.sum().item())
+            found += [view.sum().item() for view in views]
+            if device != "cpu":
+                compile_behind.wait()
+        return [found, made.cpu(), base.cpu(), *[view.cpu() for view in views]]
+
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"))
+    assert grown["CoreLaunches"] and grown["SideExits"]
+
+
+def test_a_sum_of_gradients_that_are_views_is_followed():
+    """Autograd adds in place to a view that it alone holds; the path has a new tensor there."""
+
+    def run(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)).double().to(device)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+
+        def loss_of(parameters: dict, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(net, parameters, (x,)).square().mean()
+
+        def learned(parameters: dict, x: torch.Tensor) -> torch.Tensor:
+            slopes = torch.func.grad(loss_of)(parameters, x[:4])
+            moved = {name: parameters[name] - 0.01 * slopes[name] for name in parameters}
+            return loss_of(moved, x[4:])
+
+        for number in range(STEPS):
+            rows = torch.linspace(-1, number + 1, 48, dtype=torch.float64).view(6, 8, 1).to(device)
+            parameters = dict(net.named_parameters())
+            optimizer.zero_grad()
+            torch.func.vmap(learned, in_dims=(None, 0))(parameters, rows).mean().backward()
+            optimizer.step()
+            if device != "cpu":
+                ltm.mark_step()
+                compile_behind.wait()
+        return [one.detach().cpu() for one in net.parameters()]
+
+    before = CORE.followed()
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    assert CORE.followed() - before > 4 * 100
+    assert not grown["SideExits"]

@@ -76,9 +76,7 @@ def _reason(policy: Policy, behind: Path, before: Begin, begins: Begin) -> str:
 
 
 def _reason_to_follow(policy: Policy, behind: Path) -> str:
-    known = behind.following
-    expected = [policy.unnoted.following, behind] if known is None else [known]
-    for path in expected:
-        if path is not None and path.program is not None and path.program.is_ready:
-            return f"the path expected next has a program, and came back {_times(path.returns)}"
+    path = policy.expected(behind)
+    if path.program is not None and path.program.is_ready:
+        return f"the path expected next has a program, and came back {_times(path.returns)}"
     return f"the latest {MIN_RUN} paths had programs"

@@ -15,7 +15,7 @@ struct CallKernel : c10::OperatorKernel {
   Overload overload;
 
  private:
-  void run(Session& session, torch::jit::Stack* stack);
+  bool run(Session& session, torch::jit::Stack* stack);
   void run_beside_walk(Session& session, torch::jit::Stack* stack);
   void leave(Session& session, torch::jit::Stack* stack);
   void learn(Session& session, torch::jit::Stack* stack);

@@ -284,13 +284,14 @@ void ltc_sketch(void* session) {
   one.has_trained = false;
 }
 
-// A read ends it, or a mark. Before it so many ends were passed, the last of a path of those sums.
+// A read ends it, or a mark. Before it so many ends were passed, the last of a path of those sums, behind those.
 void ltc_sketched(void* session, bool is_read, int64_t* found) {
   auto& one = *static_cast<ltc::Session*>(session);
   const auto sketch = std::exchange(one.sketch, ltc::Sketch());
+  const auto &cuts = one.cuts;
   const int64_t words[] = {int64_t(sketch.exact), int64_t(sketch.shape), sketch.calls, sketch.entries, sketch.bytes,
-                           sketch.inputs, one.cuts.reads, one.cuts.marks, int64_t(one.cuts.behind[0]),
-                           int64_t(one.cuts.behind[1])};
+                           sketch.inputs, cuts.reads, cuts.marks, int64_t(cuts.behind.exact), int64_t(cuts.behind.shape),
+                           int64_t(cuts.before.exact), int64_t(cuts.before.shape)};
   std::copy(std::begin(words), std::end(words), found);
   one.cuts.hear(sketch, is_read);
 }

@@ -11,7 +11,7 @@
 
 namespace ltc {
 
-// The ends of recordings of which the policy hears no more: where a path so short came behind the same path again,
+// The ends of recordings of which the policy hears no more: where a path so short came behind the same two again,
 // nothing changes. Python hears of how many there were at the next other end.
 struct SettledCuts {
   // The end of what is summed up is passed if it is settled; false where Python has to hear of it.
@@ -24,13 +24,17 @@ struct SettledCuts {
   void begin();
   int64_t most = 0;  // that are passed in a row
 
-  uint64_t behind[2] = {};  // the sums, `exact` and `shape`, of the recording before this one
+  struct Sums {
+    uint64_t exact = 0, shape = 0;
+  };
+  Sums behind, before;  // of the recording before this one, and of the one before that
   int64_t reads = 0, marks = 0;  // that were passed since Python last heard
   int64_t passed = 0, passed_at = 0;  // how many since Python counted calls, and at which of these the last
 
  private:
   static const size_t MOST_KNOWN = 4096;
   uint64_t sum_of(const Sketch& sketch, bool is_read) const;
+  void end(const Sketch& sketch);
   uint64_t heard_ = 0;
   std::unordered_set<uint64_t> known_;
 };

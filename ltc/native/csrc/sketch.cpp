@@ -75,14 +75,16 @@ bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
   if (reads + marks >= most || !known_.count(sum_of(sketch, is_read))) return false;
   (is_read ? reads : marks)++;
   passed++, passed_at = calls;
-  behind[0] = sketch.exact, behind[1] = sketch.shape;
+  end(sketch);
   sketch.begin();
   return true;
 }
 
+void SettledCuts::end(const Sketch& sketch) { before = behind, behind = {sketch.exact, sketch.shape}; }
+
 void SettledCuts::hear(const Sketch& sketch, bool is_read) {
   heard_ = sum_of(sketch, is_read);
-  behind[0] = sketch.exact, behind[1] = sketch.shape;
+  end(sketch);
   reads = marks = 0;
 }
 
@@ -98,8 +100,8 @@ void SettledCuts::begin() {
 }
 
 uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
-  const uint64_t first = Sketch::mixed(1, behind[0]);  // else a path behind itself would be 0, and two in turns alike
-  return Sketch::mixed(Sketch::mixed(first, sketch.exact), is_read);
+  const uint64_t first = Sketch::mixed(1, before.exact);  // else a path behind itself would be 0, and two in turns alike
+  return Sketch::mixed(Sketch::mixed(Sketch::mixed(first, behind.exact), sketch.exact), is_read);
 }
 
 }  // namespace ltc

@@ -401,15 +401,18 @@ Tensor Walk::made(int64_t name, const Step& step, const torch::jit::Stack& stack
   return tensor;
 }
 
-// True if it was made in this walk, and nothing shares its memory.
+// True if it was made in this walk, and a sum may take its place: autograd alone holds it, and no view shows it. If it
+// is a view itself, the path has a new tensor there, and what it shows stays as it is.
 bool Walk::is_free(const Tensor& tensor) const {
   const auto* held = tensor.defined() ? held_by(tensor) : nullptr;
-  return held && held->is_walked && held->walk == number_ && !held->base && !held->family;
+  if (!held || !held->is_walked || held->walk != number_) return false;
+  return held->base ? tensor.is_contiguous() : !held->family;
 }
 
 // A sum in place of its first addend, which is gone.
 IValue Walk::renamed(const Tensor& tensor, int64_t name) {
   auto* held = held_by(tensor);
+  if (held->base) leave_family(*held);
   members_[held->name] = Member(Storage());
   members_.emplace_back(kept(tensor));
   held->name = name;
@@ -529,7 +532,7 @@ IValue Walk::caught_up() {
         {IValue(held->name), IValue(held_by(held->base.get())->name), links_of(*held)}));
   }
   for (auto* held : living) {
-    if (held->base || held->family) leave_family(*held);
+    if (held->is_walked && held->family) leave_family(*held);  // views of an input may be from before the walk
     leave(*held);
   }
   inputs_.clear();
