@@ -50,7 +50,7 @@ class Path:
     """The policy's memory of one path.
 
     Attributes:
-        returns: How often it came back.
+        returns: The number of times that it came back.
         program: Its program, once asked for.
         following: The path that came behind it the last time.
         pause: Recordings behind it that are noted before one is followed again.

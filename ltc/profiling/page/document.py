@@ -175,7 +175,7 @@ def steps_section(
     body = filled("steps", shares=Markup(shares), parts=parts, strip=strip, start=start)
     return section(
         "steps", "A step", body,
-        "What goes on at the same time counts once, for the first of these parts that has it.",
+        "Parts that run at the same time count once, for the first of them.",
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def hindrances_section(hindrances: Sequence[Hindrance]) -> Markup:
     """Return the hindrances to mend, first."""
     if not hindrances:
         return Markup("")
-    return section("mend", "What to mend", filled("mend", hindrances=hindrances))
+    return section("mend", "Suggested fixes", filled("mend", hindrances=hindrances))
 
 
 def explanations_section(steady: SteadySteps) -> Markup:
@@ -303,7 +303,7 @@ def _owners(peak: dict[str, Any]) -> Markup:
         for kind, size in sizes.most_common()
         if total
     ]  # fmt: skip
-    return table(["owner", "values", "size", "share"], rows, "who holds memory at its peak")
+    return table(["owner", "values", "size", "share"], rows, "owners of memory at its peak")
 
 
 def _holders(peak: dict[str, Any]) -> Markup:
