@@ -37,7 +37,7 @@ from ltc.profiling.page.markup import (
 from ltc.profiling.page.templating import file_text, filled
 
 _NAMES = {
-    "mend": "mend", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
+    "mend": "fixes", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
     "memory": "memory", "why": "why", "collectives": "collectives",
 }  # fmt: skip
 # Nothing is loaded from anywhere, whatever names and sources the trace has in it.
@@ -151,7 +151,7 @@ def _figures(steady: SteadySteps) -> list[tuple[str, str]]:
         ("the longest step", milliseconds(longest / 1e6) if steps else "—"),
         ("steps", str(len(steps))),
         *((kind, str(number)) for kind, number in counts.items()),
-        ("peak memory", bytes_text(peak)),
+        ("peak memory", bytes_text(peak) if told["memory"] else "—"),  # launches measure it
     ]
 
 
@@ -180,6 +180,7 @@ def steps_section(
 
 
 WORDS_OF_PARTS = {
+    "peers": ("waiting for other ranks", "collective"),
     "running": ("running programs", "execute"),
     "compiling": ("compiling", "compile"),
     "input": ("input pipeline (DataLoader)", "user"),
@@ -214,7 +215,7 @@ _PLACE = re.compile(r"^(.+):(\d+)(?: in .*)?$")
 
 
 def hindrances_section(hindrances: Sequence[Hindrance]) -> Markup:
-    """Return the hindrances to mend, first."""
+    """Return the hindrances with their cures, first."""
     if not hindrances:
         return Markup("")
     return section("mend", "Suggested fixes", filled("mend", hindrances=hindrances))
