@@ -191,7 +191,9 @@ WORDS_OF_PARTS = {
 
 
 def _parts(steady: SteadySteps) -> list[tuple[str, str, float]]:
-    return [(*WORDS_OF_PARTS[name], share) for name, share in steady.parts.items()]
+    several = len(steady.trace["ltc"]["processes"]) > 1
+    shares = steady.parts.items()
+    return [(*WORDS_OF_PARTS[name], share) for name, share in shares if several or name != "peers"]
 
 
 def _parts_table(steady: SteadySteps) -> Markup:
