@@ -328,3 +328,25 @@ def test_the_memory_of_steps_that_end_in_the_core_does_not_grow():
                 held.append(account_of(0).bytes)
         assert grown["CoreLaunches"] >= 20
     assert len(set(held)) == 1
+
+
+def test_a_program_is_followed_however_late_it_comes(monkeypatch):
+    """The first call of a step, a copy to the device, is on the path wherever the step begins."""
+    with as_users_run() as grown:
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to("ltc")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                rows = torch.ones(5, 6).to("ltc")
+                optimizer.zero_grad()
+                net(rows).square().mean().backward()
+                optimizer.step()
+                ltm.mark_step()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_behind.Request, "is_over", False)
+            train(4 * STEPS)
+        compile_behind.wait()
+        train(STEPS)
+    assert grown["CoreLaunches"]

@@ -432,25 +432,25 @@ void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::j
     if (reads || is_upload(overload, *stack)) return run_beside_walk(session, stack);
     if (followed(overload, session, stack)) return;
   }
-  const bool is_sketched = session.sketch.is_on && !session.depth;
   const size_t first = stack->size() - overload.kinds.size();
-  run(session, stack);
-  if (is_sketched && session.sketch.is_on) session.sketch.name_results(*stack, first);
+  if (run(session, stack) && session.sketch.is_on) session.sketch.name_results(*stack, first);
 }
 
-void CallKernel::run(Session& session, torch::jit::Stack* stack) {
+bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
   Reason why = NOT_ENTERED;
   if (session.is_armed.load(std::memory_order_relaxed)) {
     if (overload.rule < 0) overload.prepare();
     // where nothing runs, a read is Python's, and so is an upload that may be refused
     if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
   }
-  if (session.sketch.is_on && !session.depth) session.sketch.add(overload, *stack);
+  const bool is_summed_up = session.sketch.is_on && !session.depth;  // only now: a first call begins the sketch
+  if (is_summed_up) session.sketch.add(overload, *stack);
   if (session.is_entered.load(std::memory_order_relaxed)) {
     Inside inside(session);
-    if (run_here(overload, session, stack, why)) return;
+    if (run_here(overload, session, stack, why)) return is_summed_up;
   }
   left(session, why, stack);
+  return is_summed_up;
 }
 
 // A copy from or to the CPU, of which the walk knows nothing.

@@ -15,7 +15,8 @@ struct CallKernel : c10::OperatorKernel {
   Overload overload;
 
  private:
-  void run(Session& session, torch::jit::Stack* stack);
+  // Returns true if the sketch of the recording has summed the call up.
+  bool run(Session& session, torch::jit::Stack* stack);
   void run_beside_walk(Session& session, torch::jit::Stack* stack);
   void leave(Session& session, torch::jit::Stack* stack);
   void learn(Session& session, torch::jit::Stack* stack);
