@@ -26,7 +26,7 @@ def train(device: str, rows: int, epochs: int, patience: int) -> str:
     model = nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     loss_of = nn.BCEWithLogitsLoss()
-    best, left, weights = float("inf"), patience, model.state_dict()
+    best, accuracy, left, weights = float("inf"), 0.0, patience, model.state_dict()
     for epoch in range(epochs):
         order = torch.randperm(cut).to(device)
         for rows_of_batch in order.split(64):
@@ -38,9 +38,10 @@ def train(device: str, rows: int, epochs: int, patience: int) -> str:
             outputs = model(x[cut:]).squeeze(1)
             loss, right = loss_of(outputs, y[cut:]), ((outputs > 0) == (y[cut:] > 0)).float().mean()
         mark_step(device)
-        found, accuracy = torch.stack([loss, right]).tolist()  # one read for both
+        found, share = torch.stack([loss, right]).tolist()  # one read for both
         if found < best:
-            best, left, weights = found, patience, copy.deepcopy(model.state_dict())
+            best, accuracy, left = found, share, patience
+            weights = copy.deepcopy(model.state_dict())
         else:
             left -= 1
         if not left:

@@ -267,13 +267,13 @@ def _may_read(host: torch.Tensor, is_number: bool) -> bool:
 
 
 def _reads(core: Core, of_numbers: bool) -> list[tuple[float, ...]]:
-    """Return the reads that nobody was told of, as metrics have them: moment, seconds, bytes."""
+    """Return the reads that are not reported yet, as metrics have them: moment, seconds, bytes."""
     count, nbytes = core.reads(of_numbers)
     return [(time(), 0, nbytes / count)] * count if count else []
 
 
 def _steps_passed() -> list[tuple[float, ...]]:
-    """Return the steps of this thread that nobody was told of; another's session tells its own."""
+    """Return the steps of this thread that are not reported yet; each session reports its own."""
     session = sessions.get(get_ident())
     return [] if session is None else [(time(), *steps) for steps in session.steps_passed()]
 
@@ -348,12 +348,12 @@ def _take_of(state: State) -> None:
         if not members and not state.is_in_core:
             return  # another thread has taken it, or a walk has ended
         if not members:
-            raise RuntimeError("the value of a tensor is asked for that nobody holds")
+            raise RuntimeError("a tensor's value was asked for, but nothing holds it")
         _adopt(members)
 
 
 class _State:
-    """The attribute `lazy` of a storage that the core made, where nobody has asked for it before.
+    """The attribute `lazy` of a storage that the core made, until it is first read.
 
     It is looked up in the storage's class where the storage has none of its own.
     """

@@ -68,7 +68,7 @@ class Path(Place):
     """The policy's memory of one path, and of the place behind it.
 
     Attributes:
-        returns: How often it came back.
+        returns: The number of times that it came back.
         program: Its program, once asked for.
         places: The places behind it, by the path that it came behind: a short path, such as a check,
             comes several times in a step, each time with another one behind it.

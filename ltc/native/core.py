@@ -18,10 +18,10 @@ class Counted(NamedTuple):
     """The calls of a session since they were counted last.
 
     Attributes:
-        calls: How many there were.
-        read_at: How many of them came before the last read that Python has not heard of; -1: none.
+        calls: The number of calls.
+        read_at: The number of them before the last read that Python has not heard of; -1: none.
         passed: The ends of recordings that were passed since.
-        passed_at: How many of the calls came before the last of these.
+        passed_at: The number of calls before the last of these.
     """
 
     calls: int
@@ -35,10 +35,10 @@ class Summed(NamedTuple):
 
     Attributes:
         exact, shape: Hashes of the calls with their sizes, and without.
-        calls: How many there were; one of lists is one for each tensor, a recurrence for each step.
-        entries: How many there were as they were made.
-        nbytes: of what they made.
-        inputs: How many tensors from before they were given.
+        calls: Their number; one of lists counts once for each tensor, a recurrence for each step.
+        entries: The number of calls as they were made.
+        nbytes: The bytes of their results.
+        inputs: The number of their operands that are older than the recording.
         reads, marks: The ends that were passed since the last one that Python has heard of.
         exact_behind, shape_behind: The hashes of the recording before this one.
         exact_before, shape_before: Those of the one before that.
@@ -228,7 +228,7 @@ def _of_cache() -> tuple[Core | None, str]:
 
 
 def _explain(why: str, cure: str) -> None:
-    """Keep for `ltc.explain` that there will be no core before somebody changes something."""
+    """Keep for `ltc.explain` that there will be no core until the user changes something."""
     what = "there is no native core: calls that are not compiled run in Python"
     history.note(Explanation(TIERS, (), what, why.splitlines()[0], cure, "core"))
 

@@ -2,7 +2,7 @@
 
 What is built is kept in the cache on disk, under all that it depends on.  It is kept once a process of
 its own has used it and come to the right numbers; a build that failed is kept as well, by what it said,
-so that only who asks for a build tries it again until something has changed.
+so that only `python -m ltc build` tries it again until something has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ltc.support.disk_cache import DiskCache, cache_of, disk_cache
 SOURCES = Path(__file__).parent / "csrc"
 TRIED = "LTC_NATIVE_TRIED"  # names a library that a process is to try
 MOST_BEGUN = (
-    3  # builds behind programs of which none came to its end; then nobody begins another one
+    3  # builds behind programs of which none came to its end; then no program begins another one
 )
 _FLAGS = (
     "-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
@@ -59,7 +59,7 @@ class Built:
 
 
 def found() -> Built | None:
-    """Return what was built for this torch and compiler; None if nobody has come to an end."""
+    """Return what was built for this torch and compiler; None if no build has come to an end."""
     kind, content = _record(kept_in())
     if kind == _LIBRARY:
         return Built(content)

@@ -78,8 +78,8 @@ def summary(trace: dict[str, Any]) -> list[str]:
     return [
         f"bound: {bound.sentence}{at}",
         f"costliest lines: {', '.join(_costliest(trace)) or 'no kernel was timed'}",
-        f"again and again: {', '.join(_repeated(trace)) or 'nothing was compiled, cut or run eagerly'}",
-        f"to mend: {'; '.join(f'{one} -> {one.cure}' for one in found) or 'nothing that ltc knows of'}",
+        f"repeated events: {', '.join(_repeated(trace)) or 'nothing was compiled, cut or run eagerly'}",
+        f"suggested fixes: {'; '.join(f'{one} -> {one.cure}' for one in found) or 'nothing that ltc knows of'}",
     ]
 
 

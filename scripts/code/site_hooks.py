@@ -16,6 +16,7 @@ MODULES = (
     "ltc.distributed.parallel_loader", "ltc.distributed.lazy_multiprocessing", "ltc.amp",
 )  # fmt: skip
 _NORUN = re.compile(r"^([ ]*```\w+) norun$", re.M)  # blocks that the tests do not run
+_NAMED_BY_FILE = re.compile(r"\[docs/(\w+\.md)\]\(docs/\1\)")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -28,8 +29,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _from_root(text: str) -> str:
-    """Return a page of the root with the links of a page of docs/."""
-    return text.replace("](docs/", "](")
+    """Return a page of the root with the links of a page of docs/, named by the pages' titles."""
+    return _NAMED_BY_FILE.sub(_titled, text).replace("](docs/", "](")
+
+
+def _titled(link: re.Match[str]) -> str:
+    title = (ROOT / "docs" / link[1]).read_text().partition("\n")[0]
+    return f"[{title.lstrip('# ')}]({link[1]})"
 
 
 def _reference() -> str:

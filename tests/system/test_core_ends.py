@@ -390,3 +390,25 @@ def test_a_sum_of_gradients_that_are_views_is_followed():
     torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
     assert CORE.followed() - before > 4 * 100
     assert not grown["SideExits"]
+
+
+def test_a_program_is_followed_however_late_it_comes(monkeypatch):
+    """The first call of a step, a copy to the device, is on the path wherever the step begins."""
+    with as_users_run() as grown:
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to("ltc")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                rows = torch.ones(5, 6).to("ltc")
+                optimizer.zero_grad()
+                net(rows).square().mean().backward()
+                optimizer.step()
+                ltm.mark_step()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_behind.Request, "is_over", False)
+            train(4 * STEPS)
+        compile_behind.wait()
+        train(STEPS)
+    assert grown["CoreLaunches"]

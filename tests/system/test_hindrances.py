@@ -240,7 +240,7 @@ def test_a_program_under_debug_ends_with_five_lines_and_a_page(tmp_path):
     )
     lines = done.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "ltc bound", "ltc costliest lines", "ltc again and again", "ltc to mend", "ltc page",
+        "ltc bound", "ltc costliest lines", "ltc repeated events", "ltc suggested fixes", "ltc page",
     ]  # fmt: skip
     assert "program.py:5" in lines[1]
     assert "cuts 8 times at" in lines[2]

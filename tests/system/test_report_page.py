@@ -14,6 +14,7 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.command_line import main
+from ltc.device.policy import Policy
 from ltc.profiling import report
 from ltc.profiling.analysis.costs import by_kernel, by_line, by_module
 from ltc.profiling.analysis.hindrances import hindrances
@@ -56,7 +57,9 @@ def train_wide():
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "out.json"
-    with config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1, LTC_CHECK=0):
+    settings = config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1, LTC_CHECK=0)
+    with settings, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Policy, "calls_are_quick", False)  # so that small steps get a program
         in_a_thread(train)
         wait_for_the_compiler()  # the page shows what a program holds
         with ltc.profile(path):
@@ -246,6 +249,10 @@ def test_the_parts_of_a_step_are_the_headline_s(trace):
     steady = steady_steps(trace)
     assert sum(steady.parts.values()) <= 1 + 1e-9
     assert steady.device_share == steady.parts["running"]
+    ranks = two_ranks(trace)
+    waited = steady_steps(ranks).parts["peers"]
+    assert waited > 0.5
+    assert f"collectives take {100 * waited:.0f} % of a step" in verdict(ranks).sentence
 
 
 def with_a_loader(trace):

@@ -202,8 +202,6 @@ SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):$")
 ENTRY = re.compile(r"    (?:[\w*`][\w*`., ]*: )?(\S.*)$")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITH_PERSONS = {"_trusted": "the user `nobody` of the system"}
-# The native core and the modules that it takes calls from: their texts change with it.
-FIRST_LINES_ALONE = ("native/", "device/immediate/", "device/core_seam.py", "device/policy.py")
 
 
 def docstrings_in(source: str) -> Iterator[tuple[ast.AST, str]]:
@@ -225,15 +223,13 @@ def entries_of(text: str) -> Iterator[tuple[str, str]]:
             yield section, entry[1]
 
 
-def fragments_in(source: str, first_lines_alone: bool = False) -> list[str]:
+def fragments_in(source: str) -> list[str]:
     """Return what a reader stumbles over in docstrings: see the patterns above."""
     found = []
     for node, text in docstrings_in(source):
         first = text.partition("\n")[0]
         if FRAGMENT.match(first) or ROW.match(first):
             found.append(first)
-        if first_lines_alone:
-            continue
         if PERSONS.search(text) and getattr(node, "name", "") not in WITH_PERSONS:
             found.append(PERSONS.search(text)[0])
         entries = list(entries_of(text))
@@ -247,11 +243,8 @@ def fragments_in(source: str, first_lines_alone: bool = False) -> list[str]:
 def test_docstrings_are_sentences_with_their_nouns(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
-    alone = tuple(str(ROOT / "ltc" / name) for name in FIRST_LINES_ALONE)
     found = {
-        str(file): fragments
-        for file in files
-        if (fragments := fragments_in(file.read_text(), str(file).startswith(alone)))
+        str(file): fragments for file in files if (fragments := fragments_in(file.read_text()))
     }
     assert not found
 

@@ -49,7 +49,7 @@ def computed(recorder: Any, tensor: torch.Tensor, noted: CallResult | None = Non
 
 
 class LivingStates:
-    """The states that calls have made, as far as anybody holds them: what nobody holds is freed.
+    """The states that calls have made and that are still referenced; the others are freed.
 
     Attributes:
         refer: Adds a weak reference to one.

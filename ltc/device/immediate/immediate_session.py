@@ -56,10 +56,10 @@ class ImmediateSession:
     """The calls of one thread on one device, until its recording ends.
 
     Attributes:
-        notes: Where they are noted; None where they are left alone.
+        notes: The notes of these calls; None where they are left alone.
         is_over: True if it ends before the next call.
         ended_at: The entry at which its recording has ended for the policy, which knows of it by then.
-        written_in_lists: How many tensors calls on lists have written to, less one for each call.
+        written_in_lists: The number of tensors that calls on lists have written to, less one for each call.
     """
 
     def __init__(self, recorder: Any, part: FollowedPart | None = None) -> None:
@@ -114,7 +114,7 @@ class ImmediateSession:
         self.sketched()
 
     def go_on(self) -> None:
-        """Kernels may run calls, those of the core too where nobody notes them."""
+        """Kernels may run calls, those of the core too where they are not noted."""
         self.recorder.now = self
         if self._may_enter():
             looks_after = max(0, self.next_look - self.calls)
@@ -383,7 +383,7 @@ class ImmediateSession:
         return is_going_on and self.recorder.may_run_at_once()
 
     def pass_cut(self, begins: Begin) -> None:
-        """The next recording begins, which nobody notes either; its calls were counted."""
+        """The next recording begins, which is not noted either; its calls were counted."""
         self._note_step()
         was_sketched, self.is_sketched = self.is_sketched, begins is Begin.SKETCH
         self._begin(self.is_sketched and not was_sketched)
@@ -528,7 +528,7 @@ class ImmediateSession:
     # --- the end
 
     def end(self) -> None:
-        """Every state that somebody holds has a buffer; views are derived from their bases."""
+        """Every state that is referenced has a buffer; views are derived from their bases."""
         recorder = self.recorder
         self.leave_core()
         if self.is_sketched:

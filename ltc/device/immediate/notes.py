@@ -42,7 +42,7 @@ class _EqualsAll:
 
 
 class _NoNumbers:
-    """Takes the numbers of calls that nobody notes."""
+    """Takes the numbers of calls that are not noted."""
 
     def append(self, number: Any) -> None: ...
 
@@ -53,7 +53,7 @@ class _NoNumbers:
 
 
 class _Unnoted:
-    """Stands for every entry of calls that nobody notes."""
+    """Stands for every entry of calls that are not noted."""
 
     key, value, link, of = _EqualsAll(), None, None, None
     next: Any = None
@@ -116,7 +116,7 @@ class FollowedPart:
         return value if basis is (state.buffer if state.base is None else whole) else None
 
     def living(self) -> list[Any]:
-        """Return the states that it has made and somebody holds, but for views."""
+        """Return the states that it has made and that are referenced, but for views."""
         states = [state() for state, _, _ in self._held.values()]
         return [state for state in states if state is not None and state.base is None]
 

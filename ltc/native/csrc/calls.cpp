@@ -436,7 +436,6 @@ void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::j
   if (run(session, stack) && session.sketch.is_on) session.sketch.name_results(*stack, first);
 }
 
-// True if the call is summed up: Python may begin that before the first one.
 bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
   Reason why = NOT_ENTERED;
   if (session.is_armed.load(std::memory_order_relaxed)) {
@@ -444,15 +443,14 @@ bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
     // where nothing runs, a read is Python's, and so is an upload that may be refused
     if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
   }
-  const bool is_sketched = session.sketch.is_on && !session.depth;
-  if (is_sketched) session.sketch.add(overload, *stack);
-  bool has_run = false;
+  const bool is_summed_up = session.sketch.is_on && !session.depth;  // only now: a first call begins the sketch
+  if (is_summed_up) session.sketch.add(overload, *stack);
   if (session.is_entered.load(std::memory_order_relaxed)) {
     Inside inside(session);
-    has_run = run_here(overload, session, stack, why);
+    if (run_here(overload, session, stack, why)) return is_summed_up;
   }
-  if (!has_run) left(session, why, stack);
-  return is_sketched;
+  left(session, why, stack);
+  return is_summed_up;
 }
 
 // A copy from or to the CPU, of which the walk knows nothing.

@@ -15,6 +15,7 @@ struct CallKernel : c10::OperatorKernel {
   Overload overload;
 
  private:
+  // Returns true if the sketch of the recording has summed the call up.
   bool run(Session& session, torch::jit::Stack* stack);
   void run_beside_walk(Session& session, torch::jit::Stack* stack);
   void leave(Session& session, torch::jit::Stack* stack);

@@ -11,11 +11,12 @@ from typing import Any
 FIRST_STEPS = 3  # that record and compile what later ones find
 Trace = dict[str, Any]
 PARTS = {  # of a step, by the categories of their spans: what comes first hides the others
+    "peers": ("collective",),
     "running": ("launch", "kernel"),
     "compiling": ("compile",),
     "input": ("user",),
     "copying": ("upload", "download"),
-    "waiting": ("wait", "collective"),
+    "waiting": ("wait",),
     "recording": ("record",),
 }
 
@@ -86,8 +87,8 @@ class SteadySteps:
         return found
 
     def _spans_of_part(self, name: str) -> list[tuple[float, float]]:
-        if name == "running":
-            return self._spans("launch", "kernel")
+        if name in ("peers", "running"):  # in whichever thread
+            return self._spans(*PARTS[name])
         tid = self.steps[0]["tid"] if self.steps else None
         return [
             (max(e["ts"], self.begin), min(e["ts"] + e["dur"], self.end))
@@ -100,7 +101,7 @@ class SteadySteps:
     @cached_property
     def peers_share(self) -> float:
         """Return the share of collectives in their time."""
-        return min(1.0, _covered(self._spans("collective")) / self.total_us)
+        return self.parts["peers"]
 
     @cached_property
     def transfer_share(self) -> float:

@@ -37,7 +37,7 @@ from ltc.profiling.page.markup import (
 from ltc.profiling.page.templating import file_text, filled
 
 _NAMES = {
-    "mend": "mend", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
+    "mend": "fixes", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
     "memory": "memory", "why": "why", "collectives": "collectives",
 }  # fmt: skip
 # Nothing is loaded from anywhere, whatever names and sources the trace has in it.
@@ -151,7 +151,7 @@ def _figures(steady: SteadySteps) -> list[tuple[str, str]]:
         ("the longest step", milliseconds(longest / 1e6) if steps else "—"),
         ("steps", str(len(steps))),
         *((kind, str(number)) for kind, number in counts.items()),
-        ("peak memory", bytes_text(peak)),
+        ("peak memory", bytes_text(peak) if told["memory"] else "—"),  # launches measure it
     ]
 
 
@@ -175,11 +175,12 @@ def steps_section(
     body = filled("steps", shares=Markup(shares), parts=parts, strip=strip, start=start)
     return section(
         "steps", "A step", body,
-        "What goes on at the same time counts once, for the first of these parts that has it.",
+        "Parts that run at the same time count once, for the first of them.",
     )  # fmt: skip
 
 
 WORDS_OF_PARTS = {
+    "peers": ("waiting for other ranks", "collective"),
     "running": ("running programs", "execute"),
     "compiling": ("compiling", "compile"),
     "input": ("input pipeline (DataLoader)", "user"),
@@ -190,7 +191,9 @@ WORDS_OF_PARTS = {
 
 
 def _parts(steady: SteadySteps) -> list[tuple[str, str, float]]:
-    return [(*WORDS_OF_PARTS[name], share) for name, share in steady.parts.items()]
+    several = len(steady.trace["ltc"]["processes"]) > 1
+    shares = steady.parts.items()
+    return [(*WORDS_OF_PARTS[name], share) for name, share in shares if several or name != "peers"]
 
 
 def _parts_table(steady: SteadySteps) -> Markup:
@@ -214,10 +217,10 @@ _PLACE = re.compile(r"^(.+):(\d+)(?: in .*)?$")
 
 
 def hindrances_section(hindrances: Sequence[Hindrance]) -> Markup:
-    """Return the hindrances to mend, first."""
+    """Return the hindrances with their cures, first."""
     if not hindrances:
         return Markup("")
-    return section("mend", "What to mend", filled("mend", hindrances=hindrances))
+    return section("mend", "Suggested fixes", filled("mend", hindrances=hindrances))
 
 
 def explanations_section(steady: SteadySteps) -> Markup:
@@ -303,7 +306,7 @@ def _owners(peak: dict[str, Any]) -> Markup:
         for kind, size in sizes.most_common()
         if total
     ]  # fmt: skip
-    return table(["owner", "values", "size", "share"], rows, "who holds memory at its peak")
+    return table(["owner", "values", "size", "share"], rows, "owners of memory at its peak")
 
 
 def _holders(peak: dict[str, Any]) -> Markup:
