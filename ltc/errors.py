@@ -146,19 +146,32 @@ class RankFailed(LtcError):
         0 it raised ZeroDivisionError: integer division or modulo by zero
     """
 
+    FAILED_TOO = "It failed too: "  # how the text in `waiting` of such a rank begins
+
     def __init__(self, rank: int, pid: int, cause: str, traceback: str, waiting: dict[int, str]):
         super().__init__(rank, pid, cause, traceback, waiting)
         self.rank, self.pid, self.cause = rank, pid, cause
         self.traceback, self.waiting = traceback, waiting
 
     def __str__(self) -> str:
-        parts = [f"Rank {self.rank} (pid {self.pid}) ended before the others: {self.cause}"]
+        cause = self.cause.splitlines()[0] if self.traceback else self.cause  # which ends in it
+        parts = [f"Rank {self.rank} (pid {self.pid}) ended before the others: {cause}"]
         if self.traceback:
             parts.append(f"Its traceback:\n{self.traceback.rstrip()}")
-        parts += [f"Rank {rank} was here:\n{text.rstrip()}" for rank, text in self.waiting.items()]
+        parts += [
+            f"Rank {rank} was here:\n{self._news(text)}" for rank, text in self.waiting.items()
+        ]
         if self.waiting:
             parts.append(f"The fault is rank {self.rank}'s: {self.cause.splitlines()[0]}")
         return "\n\n".join(parts)
+
+    def _news(self, text: str) -> str:
+        """Return what another rank says, without the lines of an error that both have raised."""
+        first, *rest = text.rstrip().splitlines() or [""]
+        if first.startswith(self.FAILED_TOO):
+            told = set(self.traceback.splitlines())
+            rest = [line for line in rest if line not in told]
+        return "\n".join([first, *rest])
 
 
 class ReplicasDiffer(LtcError):

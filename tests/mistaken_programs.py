@@ -88,7 +88,8 @@ PROGRAMS = {
         import torch, ltc
         torch.ones(2, device="ltc:0") + torch.ones(2, device="ltc:1")  # here
         """,
-        r"two devices, ltc:1 and ltc:0|ltc:0 and ltc:1",
+        r"two devices, ltc:0 and ltc:1",
+        r"Move one of them: \.to\('ltc:0'\)",
         settings={"LTC_NUM_DEVICES": "2"},
     ),
     "generator_before_import": Mistake(
@@ -212,10 +213,18 @@ PROGRAMS = {
         import torch, ltc
         loss = torch.ones(3, device="ltc").exp().mean()  # here
         print(repr(loss))
-        print(f"{loss.item():.3f}")
         """,
-        "pending ltc:0 tensor",
-        settings={"LTC_DEBUG": "1"},
+        r"pending ltc:0 tensor float32\[\] made by aten::mean at",
+        settings={"LTC_DEBUG": "1", "LTC_TIER": "native"},
+    ),
+    "computed_value_in_a_debugger": Mistake(
+        """
+        import torch, ltc
+        loss = torch.ones(3, device="ltc").exp().mean()
+        assert repr(loss) == "tensor(2.7183, device='ltc:0')" and f"{loss:.2f}" == "2.72"
+        """,
+        "",
+        settings={"LTC_DEBUG": "1", "LTC_TIER": "auto"},
     ),
     "numpy_of_the_whole": Mistake(
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy
@@ -20,6 +20,9 @@ class Resumable:
     Without a sampler, going on repeats the interrupted pass up to the batch that follows, from the
     random state that it began with, so any loader will do, and shuffling is as it was. With one
     nothing is read again, and the number of replicas may be another one.
+
+    A loader with `state_dict` and `load_state_dict` of its own, such as torchdata's
+    StatefulDataLoader, is placed by these: it reads again what its own state does not hold.
 
     The generators of the loader and of its samplers, such as DataLoader(generator=...), are kept as
     well. Those that the saved loader had not go on as they are.
@@ -47,6 +50,8 @@ class Resumable:
         self._drawn_from: list[torch.Tensor] | None = None  # the loader's own generators, as then
         self._given = 0  # batches of that pass
         self._skip = 0  # of them, those the next pass leaves out
+        self._keeps_its_place = sampler is None and _has_state(loader)
+        self._placed: dict[str, Any] | None = None  # the loader's own state, if it goes on by that
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -82,29 +87,47 @@ class Resumable:
         else:  # of an older checkpoint
             restore_random_state_of_host(self._begun_with)
         batches = iter(self._loader)
-        for _ in range(self._skip):
-            next(batches)
-        self._skip = 0
+        if self._placed is None:
+            for _ in range(self._skip):
+                next(batches)
+        else:  # it has drawn again what it had drawn before, in an order of its own
+            _restore_generators(self._loader, self._placed["generators"])
+        self._skip, self._placed = 0, None
         restore_random_state(now)
         return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training's position, for `load_state_dict`."""
-        under_way = self._drawn_from
-        return {
+        under_way, now = self._drawn_from, _states_of_generators(self._loader)
+        state = {
             "epoch": self.epoch,
             "given": self._given,
             "begun_with": self._begun_with,
-            "generators": _states_of_generators(self._loader) if under_way is None else under_way,
+            "generators": now if under_way is None else under_way,
         }
+        if self._keeps_its_place:
+            state["loader"] = {"state": self._loader.state_dict(), "generators": now}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on, in the next pass, behind the batches that `state_dict` knew of."""
         self.epoch, self._given = state["epoch"], state["given"]
         self._begun_with, self._skip = state["begun_with"], state["given"]
         self._drawn_from = state.get("generators")  # older checkpoints have none
-        for generator, saved in zip(generators_of(self._loader), self._drawn_from or ()):
-            generator.set_state(saved)
+        _restore_generators(self._loader, self._drawn_from or ())
+        self._placed = state.get("loader") if self._keeps_its_place else None
+        if self._placed is not None and (self._skip or not self._drawn_from):
+            # Between two passes generators say all: a loader that is over would draw once more.
+            self._loader.load_state_dict(self._placed["state"])
+
+
+def _has_state(loader: Any) -> bool:
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def _restore_generators(loader: Any, states: Iterable[torch.Tensor]) -> None:
+    for generator, saved in zip(generators_of(loader), states):
+        generator.set_state(saved)
 
 
 # Where a loader keeps what draws for it: torch's own, ltc's, and loaders around another one.

@@ -18,6 +18,7 @@ from torch import nn
 from ltc import config
 from ltc.distributed import world
 from ltc.distributed.launch.child import finish
+from ltc.distributed.launch.error_file import error_recorded
 from ltc.distributed.launch.parent import Ranks, peers_watched
 from ltc.distributed.mesh import values_of_all
 from ltc.distributed.transport.bootstrap import end_with_torchrun
@@ -158,7 +159,7 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
             world.world_size(),
         )
     end_with_torchrun()  # before anything waits for the other ranks
-    with peers_watched():
+    with peers_watched(), error_recorded():
         value = fn(world.ordinal(), *args)
         finish()
     return values_of_all("ltc.spawn.values", value)

@@ -47,9 +47,10 @@ _ON_CPU_TOO = "fails on the CPU as well: another version of torch, or this machi
 KNOWN: dict[str, str] = {
     "has no storage to read": _STORAGE, "storage_meta": _STORAGE, "tensor_from_storage": _STORAGE,
     "tensor_storage_type": _STORAGE, "deterministic_resize": _STORAGE, "lazy_clone": _STORAGE,
-    "parallel_cow": _STORAGE,
+    "parallel_cow": _STORAGE, "to the storage of a view": _STORAGE, "getitem_copy_bools": _STORAGE,
     "contiguous": _LAYOUT, "memory_format": _LAYOUT, "noncontig": _LAYOUT, "discontig": _LAYOUT,
     "test_dim_function_empty": _LAYOUT, "test_multinomial_": _LAYOUT, "channels_last": _LAYOUT,
+    "test_empty_slice": _LAYOUT,
     "mem_overlap": _OVERLAP,
     "test_copy_all_dtypes_and_devices": "copy.copy copies values",
     "test_deterministic_empty": "torch.empty gives zeros, also where memory is to be filled with NaN",

@@ -183,6 +183,18 @@ def check_a_checkpoint_restores_the_training(rank, world):
         assert torch.equal(a, b)
 
 
+def check_a_checkpoint_is_read_by_another_number_of_ranks(rank, world):
+    folders = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folders, src=0)
+    model = sharded(network().to(DEVICE))
+    run_step(model, momentum(model.parameters()), batch(0, rank), DEVICE)
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folders[0])
+    alone = network().to(DEVICE)  # as one process has it
+    checkpoint.load({"model": alone.state_dict()}, checkpoint_id=folders[0], no_dist=True)
+    for a, b in zip(whole(model.parameters()), alone.parameters(), strict=True):
+        assert torch.equal(a, b.detach().cpu())
+
+
 def test_a_storage_resized_to_nothing_gives_its_memory_back():
     x = torch.ones(1000, device="ltc")
     view, storage = x[10:20], x.untyped_storage()

@@ -1,6 +1,7 @@
 """spawn: ranks that return values, and a parent that learns of every way a rank can end."""
 
 import itertools
+import json
 import os
 import pickle
 import signal
@@ -22,7 +23,9 @@ import ltc.distributed.parallel_loader as pl
 from ltc import config
 from ltc.distributed.launch import parent as launched
 from ltc.distributed.launch.child import ReturnedValue
+from ltc.distributed.launch.error_file import error_recorded
 from ltc.distributed.launch.pickled_call import PickledCall
+from ltc.errors import PeerFailure
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 600  # of a machine that is busy with other things
@@ -591,6 +594,47 @@ def test_under_torchrun_the_ranks_are_torchruns(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "values: [(0, 6.0), (1, 6.0)]\n"
+
+
+FAILS = """
+import torch
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+
+def train(rank):
+    if rank == 1:
+        raise ValueError("bad batch")
+    ltm.all_reduce("sum", torch.ones(2, device="ltc")).cpu()
+
+if __name__ == "__main__":
+    lmp.spawn(train)
+"""
+
+
+def test_torchruns_summary_has_the_error_of_the_rank_that_failed(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FAILS)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1
+    summary = done.stderr.partition("Root Cause (first observed failure)")[2]
+    assert "rank      : 1" in summary and "ValueError: bad batch" in summary
+    assert f'File "{script}", line 8, in train' in summary
+
+
+def test_an_error_that_follows_from_another_ranks_is_in_no_file(tmp_path, monkeypatch):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    with pytest.raises(PeerFailure), error_recorded():
+        raise PeerFailure("Rank 1 ended before its function returned.")
+    assert not file.exists()
+    with pytest.raises(KeyError), error_recorded():
+        {}["word"]
+    assert json.loads(file.read_text())["message"]["message"] == "KeyError: 'word'"
 
 
 def test_the_alias_package_has_the_three_modules():

@@ -240,6 +240,24 @@ def test_a_loop_whose_first_program_is_being_compiled_is_not_judged(loop, monkey
     assert watch.profile is None and loop.count == 0
 
 
+@pytest.mark.parametrize(("answered_after", "says"), [(1, False), (-1, True)])
+def test_a_loop_whose_program_has_just_come_is_judged_in_the_next_window(
+    loop, answered_after, says, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(hints, "_say", said.append)
+    taken(loop, 2_000, 0)
+    worker = SimpleNamespace(answered_at=loop.begun + answered_after, requests=list)
+    monkeypatch.setattr(hints.compile_behind, "_worker", worker)
+    watch, begun, patience = hints._ThreadLoops(), loop.begun, loop.patience
+    loop.eager = [1_000] * (hints.SAMPLES - 1)
+    monkeypatch.setattr(hints, "time_outside", lambda profile, has_launched: 1_000)
+    watch.profile = hints.cProfile.Profile()
+    watch._end_sample(loop, hints.Iteration(2_000, 0))
+    assert said == ([loop] if says else []) and loop.begun > begun
+    assert loop.patience == patience * (2 if says else 1)
+
+
 READS_NAN = """
     x = torch.full((3,), float("nan")).to("ltc")
     for _ in range(3):

@@ -146,3 +146,20 @@ def test_a_program_that_runs_under_pdb_prints_its_values():
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert "value tensor([2., 2.]" in done.stdout
+
+
+def test_what_has_run_shows_its_value_and_is_not_read():
+    texts, reads = [], []
+
+    def steps():
+        for _ in range(6):
+            with metrics.counted() as grown:
+                x = torch.ones(2, 3, device="ltc") * 2
+                texts.append((str(x), f"{x.sum():.1f}"))
+                ltm.mark_step()
+            reads.append(grown["EarlySyncLiveTensorsCount"])
+
+    with config.override(LTC_TIER="auto", LTC_DEBUG=1):
+        in_a_thread(steps)
+    assert texts[0] == ("tensor([[2., 2., 2.],\n        [2., 2., 2.]], device='ltc:0')", "12.0")
+    assert reads == [0] * 6

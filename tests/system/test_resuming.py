@@ -45,6 +45,22 @@ LOADERS = {
 }
 
 
+def stateful(**options):
+    of_torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="it has the loader")
+    return of_torchdata.StatefulDataLoader(DATA, batch_size=3, **options)
+
+
+STATEFUL = {
+    "a stateful loader": lambda: stateful(shuffle=True),
+    "a stateful loader's": lambda: stateful(shuffle=True, generator=own()),
+    "a stateful sampler's": lambda: stateful(sampler=of_a_sampler(replacement=True)),
+    "workers of a stateful loader": lambda: stateful(shuffle=True, generator=own(), num_workers=1),
+    "a stateful loader behind a device loader": lambda: pl.MpDeviceLoader(
+        stateful(shuffle=True, generator=own()), "ltc"
+    ),
+}
+
+
 def trained(folder, loader, until):
     """(samples, what dropout keeps on the device) of each step from where the folder's last is."""
     torch.manual_seed(1)
@@ -64,21 +80,69 @@ def trained(folder, loader, until):
 
 
 @pytest.mark.parametrize("stop", [2, PASS, 2 * PASS + 1])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("name", [*LOADERS, *STATEFUL])
 def test_a_resumed_training_goes_on_with_the_same_samples_and_masks(name, stop, tmp_path):
-    whole = trained(tmp_path / "whole", LOADERS[name](), 3 * PASS + 1)
-    before = trained(tmp_path / "parts", LOADERS[name](), stop)
-    behind = trained(tmp_path / "parts", LOADERS[name](), 3 * PASS + 1)
+    make = (LOADERS | STATEFUL)[name]
+    torch.manual_seed(2)  # some loaders draw when they are made
+    whole = trained(tmp_path / "whole", make(), 3 * PASS + 1)
+    torch.manual_seed(2)
+    before = trained(tmp_path / "parts", make(), stop)
+    behind = trained(tmp_path / "parts", make(), 3 * PASS + 1)
     assert before + behind == whole
 
 
-def test_a_checkpoint_from_between_two_passes_knows_the_generators():
-    first = Resumable(LOADERS["the loader's"]())
+class Counted:
+    """Batches, and a loader that says how many it has read and goes on where it is told."""
+
+    def __init__(self):
+        self.first = self.read = 0
+
+    def __iter__(self):
+        for number in range(self.first, PASS):
+            self.read += 1
+            yield number
+        self.first = 0
+
+    def state_dict(self):
+        return {"next": self.first + self.read}
+
+    def load_state_dict(self, state):
+        self.first = state["next"]
+
+
+def test_a_loader_with_a_state_of_its_own_reads_nothing_again():
+    first = Resumable(Counted())
+    batches = iter(first)
+    assert [next(batches), next(batches), next(batches)] == [0, 1, 2]
+
+    loader = Counted()
+    again = Resumable(loader)
+    again.load_state_dict(first.state_dict())
+    assert list(again) == [3] and loader.read == 1
+    assert again.epoch == 1 and list(again) == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_of_a_plain_loader_goes_on_in_one_with_a_state():
+    first = Resumable(list(range(PASS)))
+    next(iter(first))
+    again = Resumable(Counted())
+    again.load_state_dict(first.state_dict())
+    assert list(again) == [1, 2, 3]
+    plain = Resumable(list(range(PASS)))
+    with_state = Resumable(Counted())
+    next(iter(with_state))
+    plain.load_state_dict(with_state.state_dict())
+    assert list(plain) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [LOADERS["the loader's"], STATEFUL["a stateful loader's"]])
+def test_a_checkpoint_from_between_two_passes_knows_the_generators(make):
+    first = Resumable(make())
     list(first)
     state = first.state_dict()
     expected = [x.tolist() for (x,) in first]
 
-    again = Resumable(LOADERS["the loader's"]())
+    again = Resumable(make())
     again.load_state_dict(state)
     assert [x.tolist() for (x,) in again] == expected
 

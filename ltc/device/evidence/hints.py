@@ -115,6 +115,10 @@ class Loop:
         """True if iterations of the present window launch programs."""
         return self.launched > 0
 
+    def awaits_program(self) -> bool:
+        """Return True if it has launched nothing, and a program came in this window or is on its way."""
+        return not self.is_launched and compile_behind.has_compiled_since(self.begun)
+
     def is_slower(self) -> bool:
         """Return True if it takes longer than eager PyTorch."""
         if min(len(self.eager), len(self.times)) < SAMPLES:
@@ -302,8 +306,7 @@ class _ThreadLoops(threading.local):
     # --- samples
 
     def _begin_sample(self, loop: Loop) -> None:
-        is_early = not loop.is_launched and compile_behind.is_compiling()
-        if is_early or not is_on() or sys.getprofile() is not None:
+        if loop.awaits_program() or not is_on() or sys.getprofile() is not None:
             loop.begin_window()
             return
         self.kernels, self.profile = 0, cProfile.Profile()
@@ -325,6 +328,9 @@ class _ThreadLoops(threading.local):
         loop.eager.append(time_outside(profile, loop.is_launched) + kernels)
         if len(loop.eager) < SAMPLES and not loop.is_far_quicker():
             self._begin_sample(loop)
+            return
+        if loop.awaits_program():
+            loop.begin_window()
             return
         if loop.is_slower():
             _say(loop)

@@ -1,7 +1,8 @@
 """Printing: one read of computed values; pending ones are described where a read is unwanted.
 
 That is under `ltc.no_sync()`, with LTC_DEBUG=1, and for a debugger that stands still in the calling
-thread: looking at variables must not change what the program does.
+thread: looking at variables must not change what the program does. There, the value of a call that has
+run when it was made is shown from its memory, which is no read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def _print_after_one_read() -> None:
     original = TENSOR_TEXT.current
 
     def _tensor_str(self: torch.Tensor, indent: int):
-        return original(host_tensor(self) if is_lazy(self) else self, indent)
+        if is_lazy(self):
+            seen = _seen(self)
+            self = host_tensor(self) if seen is None else seen
+        return original(self, indent)
 
     TENSOR_TEXT.replace(_tensor_str)
 
@@ -70,7 +74,10 @@ def _format_what_is_pending() -> None:
 
     def __format__(self: torch.Tensor, format_spec: str) -> str:
         told = text_of_pending(self)
-        return original(self, format_spec) if told is None else told
+        if told is not None:
+            return told
+        seen = _seen(self)
+        return original(self if seen is None else seen, format_spec)
 
     torch.Tensor.__format__ = entrance(__format__)
 
@@ -84,7 +91,22 @@ def text_of_pending(tensor: torch.Tensor) -> str | None:
     except _NO_STATE:
         return None
     value = _pending_value(state)
-    return None if value is None else f"<pending {state.device} tensor {value_text(value)}>"
+    if value is None or _seen(tensor) is not None:
+        return None
+    return f"<pending {state.device} tensor {value_text(value)}>"
+
+
+def _seen(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the value of a call that has run, where a read is unwanted; None if there is no such value."""
+    if not is_lazy(tensor) or reads_are_forbidden() or not _reads_are_unwanted():
+        return None
+    try:
+        state = storage_of(tensor).lazy
+    except _NO_STATE:
+        return None
+    if state.base is not None or state.buffer is not None:
+        return None
+    return getattr(state.value, "tensor", None)
 
 
 def _reads_are_unwanted() -> bool:

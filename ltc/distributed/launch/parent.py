@@ -314,7 +314,7 @@ class _Member:
     def whereabouts(self) -> str:
         """Return where the rank is while another fails; empty if it was done."""
         if self.failed:
-            return f"It failed too: {self.cause()}"
+            return f"{RankFailed.FAILED_TOO}{self.cause()}"
         if not self.runs or isinstance(self.outcome, ReturnedValue):
             return ""
         return self.stacks or "It did not answer: it is starting, or inside native code."

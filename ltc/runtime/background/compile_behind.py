@@ -143,6 +143,11 @@ def is_compiling() -> bool:
     return _worker is not None and bool(_worker.requests())
 
 
+def has_compiled_since(time: int) -> bool:
+    """Return True if the other process has answered a request after a time of `spans.now()`, or will."""
+    return is_compiling() or (_worker is not None and _worker.answered_at > time)
+
+
 def end() -> None:
     """End the worker: no process is left to run its programs."""
     if _worker is not None and _worker.is_usable():
@@ -154,13 +159,14 @@ class Worker:
 
     Attributes:
         first: The request that it was made with; None where it is no copy, and has to be asked.
+        answered_at: The time of its latest answer.
     """
 
     def __init__(self, job: Job) -> None:
         self._process = worker_process.start(job.keep)
         self._owner = os.getpid()
         self._numbers = itertools.count(FIRST)
-        self._free_from = 0
+        self.answered_at = 0
         self._requests: dict[int, Request] = {}
         self._has_ended = False
         self._writing = threading.Lock()
@@ -236,8 +242,8 @@ class Worker:
                 faults.keep(LtcError(error), "the compilation in another process")
         request = self._requests.pop(number)
         request.error = error
-        begin, end = max(request.begun, self._free_from), spans.now()
-        self._free_from = end  # one after the other
+        begin, end = max(request.begun, self.answered_at), spans.now()
+        self.answered_at = end  # one after the other
         if spans.timeline is not None:
             spans.timeline.add("compile", "compile in another process", begin, end)
         self._end(request)
