@@ -1,11 +1,12 @@
 """ltc with several versions of torch and Python: an environment for each, and the quick tests in it.
 
     python scripts/compare/versions.py                              every minor from 2.10 on, this Python
-    python scripts/compare/versions.py --torch 2.12 2.15.0 --python 3.11 3.13
+    python scripts/compare/versions.py --torch 2.12 2.15.0 --python 3.11 3.14
 
 Prints a table for README.md. Each environment is removed after its tests; torch takes 2 GB of it. Where
 torch's build is one for CUDA, NVIDIA's libraries are not installed: stand-ins say that there is no
-device. A `--wheels` folder is looked into before anything is downloaded. Ends with 1 where one fails.
+device. A Python that this machine lacks comes from Debian's packages. A `--wheels` folder is looked into
+before anything is downloaded. Ends with 1 where one fails.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import debian_python
 from cuda_stand_ins import put_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OLDEST = (2, 10)
 QUICK = """
     tests/test_tiny.py tests/unit/test_import.py tests/unit/test_private_names.py tests/unit/test_device_guard.py
-    tests/unit/test_reference_counts.py tests/system/test_autograd.py tests/system/test_views.py
-    tests/system/test_sparse_gradients.py tests/system/test_torch_compile.py tests/system/test_autocast_types.py
+    tests/unit/test_reference_counts.py tests/system/test_liveness.py tests/system/test_autograd.py
+    tests/system/test_views.py tests/system/test_sparse_gradients.py tests/system/test_torch_compile.py
+    tests/system/test_autocast_types.py
 """.split()
 # What torch itself needs of Python's packages, and the tests.
 OTHERS = "filelock fsspec jinja2 networkx setuptools sympy typing-extensions pytest hypothesis expecttest".split()
@@ -82,13 +85,13 @@ def output(*command: object, **options: object) -> str:
 
 def tried(python: str, version: str, wheels: Path | None, tests: list[str]) -> str:
     """A row of the table: what ran in an environment of its own."""
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None:
-        return row(version, python, "no such Python here", "")
     with tempfile.TemporaryDirectory(prefix="ltc-versions-") as folder:
         try:
-            made = environment(interpreter, version, Path(folder), wheels)
-        except RuntimeError as error:
+            interpreter = shutil.which(f"python{python}") or debian_python.made(
+                python, Path(folder)
+            )
+            made = environment(str(interpreter), version, Path(folder), wheels)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
             print(error, file=sys.stderr)
             return row(version, python, "no environment", "")
         return row(version, python, example(made), quick_tests(made, tests))
