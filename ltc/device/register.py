@@ -226,8 +226,8 @@ def _register() -> None:
     if not liveness_is_as_assumed():
         raise LtcError(
             "This Python counts references in a way that ltc does not know, so ltc cannot determine "
-            "which tensors are alive. Use a regular (not a free-threaded) CPython 3.11, 3.12 or "
-            f"3.13: this one is {sys.implementation.name} {sys.version.split()[0]}."
+            "which tensors are alive. Use a regular (not a free-threaded) CPython, 3.11 to "
+            f"3.14: this one is {sys.implementation.name} {sys.version.split()[0]}."
         )
     aten, everywhere = _library("aten"), _library("_")
     own = _library("ltc", "DEF")

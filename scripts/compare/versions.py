@@ -1,11 +1,12 @@
 """ltc with several versions of torch and Python: an environment for each, and the quick tests in it.
 
     python scripts/compare/versions.py                              every minor from 2.10 on, this Python
-    python scripts/compare/versions.py --torch 2.12 2.15.0 --python 3.11 3.13
+    python scripts/compare/versions.py --torch 2.12 2.15.0 --python 3.11 3.14
 
 Prints a table for README.md. Each environment is removed after its tests; torch takes 2 GB of it. Where
 torch's build is one for CUDA, NVIDIA's libraries are not installed: stand-ins say that there is no
-device. A `--wheels` folder is looked into before anything is downloaded. Ends with 1 where one fails.
+device. A Python that this machine lacks comes from Debian's packages. A `--wheels` folder is looked into
+before anything is downloaded. Ends with 1 where one fails.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import debian_python
 from cuda_stand_ins import put_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OLDEST = (2, 10)
 QUICK = """
     tests/test_tiny.py tests/unit/test_import.py tests/unit/test_private_names.py tests/unit/test_device_guard.py
-    tests/unit/test_reference_counts.py tests/system/test_autograd.py tests/system/test_views.py
-    tests/system/test_sparse_gradients.py tests/system/test_torch_compile.py tests/system/test_autocast_types.py
+    tests/unit/test_reference_counts.py tests/system/test_liveness.py tests/system/test_autograd.py
+    tests/system/test_views.py tests/system/test_sparse_gradients.py tests/system/test_torch_compile.py
+    tests/system/test_autocast_types.py
 """.split()
 # What torch itself needs of Python's packages, and the tests.
 OTHERS = "filelock fsspec jinja2 networkx setuptools sympy typing-extensions pytest hypothesis expecttest".split()
@@ -45,12 +48,13 @@ def main() -> int:
     parser.add_argument("--torch", nargs="+", help="minors or versions; default: all")
     parser.add_argument("--python", nargs="+", default=[this], help="versions of Python")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of torch")
+    parser.add_argument("--native", action="store_true", help="build the core, and run with it")
     parser.add_argument("--tests", nargs="+", default=QUICK, help="arguments of pytest")
     asked = parser.parse_args()
     rows = []
     for python in asked.python:
         for version in chosen(asked.torch):
-            rows.append(tried(python, version, asked.wheels, asked.tests))
+            rows.append(tried(python, version, asked))
             print(rows[-1], flush=True)
     print("\n| torch | Python | README's example | quick tests | when |\n|---|---|---|---|---|")
     print("\n".join(rows))
@@ -80,18 +84,23 @@ def output(*command: object, **options: object) -> str:
     return run.stdout
 
 
-def tried(python: str, version: str, wheels: Path | None, tests: list[str]) -> str:
+def tried(python: str, version: str, asked: argparse.Namespace) -> str:
     """A row of the table: what ran in an environment of its own."""
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None:
-        return row(version, python, "no such Python here", "")
-    with tempfile.TemporaryDirectory(prefix="ltc-versions-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ltc-versions-") as name:
+        folder = Path(name)
+        settings = variables(folder)
         try:
-            made = environment(interpreter, version, Path(folder), wheels)
-        except RuntimeError as error:
+            interpreter = shutil.which(f"python{python}") or debian_python.made(python, folder)
+            made = environment(str(interpreter), version, folder, asked.wheels)
+            if asked.native:
+                output(made, "-m", "ltc", "build", env=settings)
+                settings["LTC_NATIVE"] = "require"
+        except (RuntimeError, subprocess.CalledProcessError) as error:
             print(error, file=sys.stderr)
             return row(version, python, "no environment", "")
-        return row(version, python, example(made), quick_tests(made, tests))
+        return row(
+            version, python, example(made, settings), quick_tests(made, asked.tests, settings)
+        )
 
 
 def row(version: str, python: str, example: str, tests: str) -> str:
@@ -123,25 +132,25 @@ def environment(interpreter: str, version: str, folder: Path, wheels: Path | Non
 def variables(folder: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("LTC_", "PYTHON"))}
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "ltc" / "compat")))
-    return {**kept, "PYTHONPATH": paths, "LTC_CACHE_DIR": str(folder / "cache")}
+    return {**kept, "PYTHONPATH": paths, "LTC_CACHE_DIR": str(folder / "cache"), "LTC_NATIVE": "0"}
 
 
-def example(python: Path) -> str:
+def example(python: Path, settings: dict[str, str]) -> str:
     text = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert text is not None
     try:
-        output(python, "-c", text[1], env=variables(python.parents[2]), cwd=python.parents[2])
+        output(python, "-c", text[1], env=settings, cwd=python.parents[2])
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return "fails"
     return "runs"
 
 
-def quick_tests(python: Path, tests: list[str]) -> str:
+def quick_tests(python: Path, tests: list[str], settings: dict[str, str]) -> str:
     started = time.monotonic()
     run = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT, env=variables(python.parents[2]), capture_output=True, text=True,
+        cwd=ROOT, env=settings, capture_output=True, text=True,
     )  # fmt: skip
     print(run.stdout[-6000:], file=sys.stderr)
     passed = re.search(r"(\d+) passed", run.stdout)

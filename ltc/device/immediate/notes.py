@@ -16,7 +16,7 @@ from ltc.device.policy import Path
 from ltc.device.symbolic.derive import INPUT, WRITE_VIEW
 from ltc.device.symbolic.path_selection import entry_for, other_way
 from ltc.support.bounded_table import BoundedTable
-from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
+from ltc.support.reference_counts import IN_TWO_LISTS_AND_A_VIEW, reference_counts
 
 
 def written_key(base: Any, new: Any, chain: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -248,9 +248,8 @@ class Notes:
         base = view.base
         if base.buffer is not None or hasattr(base, "number") or not view.is_reordering:
             return False
-        return bool(
-            reference_counts([base]) == [IN_ONE_LIST + 3]
-        )  # `outcome`'s list, the view, this name
+        del base  # a variable's reference is not counted by every Python
+        return reference_counts([view.base]) == [IN_TWO_LISTS_AND_A_VIEW]  # `outcome`'s is one
 
     def _fits(self, value: CallResult, position: int) -> bool:
         given = self._given[position]
