@@ -14,10 +14,11 @@ from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
+from ltc.passes import pooling_formulas
 from ltc.passes.rewrite import rewrite
 
-# A formula gives each result of the node.
-Formula = Callable[[Node], tuple[Node, ...]]
+# A formula gives each result of the node; None where it would be no smaller.
+Formula = Callable[[Node], tuple[Node, ...] | None]
 
 
 def in_smaller_primitives(graph: Graph, is_lacking: Callable[[Node], bool]) -> Graph:
@@ -29,13 +30,14 @@ def in_smaller_primitives(graph: Graph, is_lacking: Callable[[Node], bool]) -> G
 
     def written_out(node: Node) -> Node | None:
         made = formula_of(node)
-        return None if made is None else made[0]
+        return made[0] if made is not None and len(made) == 1 else None
 
     def result_written_out(node: Node) -> Node | None:
         made = formula_of(node.inputs[0])
         return None if made is None else made[node.attr("index")]
 
-    made = rewrite(graph, {ops.GET: (result_written_out,), ops.RANDOM_BITS: (written_out,)})
+    of_one_result = dict.fromkeys(FORMULAS, (written_out,))
+    made = rewrite(graph, {ops.GET: (result_written_out,), **of_one_result})
     if made.outputs == graph.outputs:
         return made
     return in_smaller_primitives(made, is_lacking)  # a formula may have what is lacking too
@@ -171,4 +173,8 @@ FORMULAS: dict[Op, Formula] = {
     ops.ATTENTION: attention,
     ops.ATTENTION_GRADIENT: attention_gradient,
     ops.RANDOM_BITS: philox_bits,
+    ops.MAX_POOL: pooling_formulas.max_pool,
+    ops.MAX_POOL_GRADIENT: pooling_formulas.max_pool_gradient,
+    ops.AVERAGE_POOL: pooling_formulas.average_pool,
+    ops.AVERAGE_POOL_GRADIENT: pooling_formulas.average_pool_gradient,
 }

@@ -73,6 +73,89 @@ def test_attention_and_its_gradient(dtype, bias):
         assert_same_in_smaller_ones(outputs, nodes, tensors, ROUNDING[dtype])
 
 
+WINDOWS = {  # of 2 dimensions, and of 3: kernel, stride, padding, whether the last may lie outside
+    "apart": ((2, 2), (2, 2), (0, 0), False),
+    "beside": ((3, 2), (2, 3), (1, 0), True),
+    "across": ((3, 3), (1, 1), (1, 1), False),
+    "blocks": ((2, 3, 2), (2, 1, 2), (1, 1, 0), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [*ROUNDING, torch.int32], ids=str)
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_the_first_of_the_largest_and_its_gradient(dtype, windows, dilation):
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, (2, 3, 7, 9, 5)[: 2 + len(WINDOWS[windows][0])]).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 0, 2], x[1, 1, 3] = torch.nan, -torch.inf
+    window, shape = window_of(windows, x, dilation)
+    (node,) = inputs_of([x])
+    made = make(ops.MAX_POOL, node, shape=shape, **window)
+    values, places = build.get(made, 0), build.get(made, 1)
+    assert_same_in_smaller_ones([values, places], [node], [x])
+    if dtype.is_floating_point:
+        back = make(ops.MAX_POOL_GRADIENT, values * 0.5, places, shape=tuple(x.shape), **window)
+        assert_same_in_smaller_ones([back], [node], [x], ROUNDING[dtype])
+
+
+OF_MEANS = [  # the reference has no mean of three dimensions in bfloat16
+    (windows, dtype)
+    for windows in WINDOWS
+    for dtype in ROUNDING
+    if windows != "blocks" or dtype != torch.bfloat16
+]
+
+
+@pytest.mark.parametrize(("windows", "dtype"), OF_MEANS, ids=str)
+@pytest.mark.parametrize("counts", [(True, 0), (False, 0), (False, 5)], ids=str)
+def test_means_and_their_gradient(windows, dtype, counts):
+    torch.manual_seed(0)
+    x = torch.randn((2, 3, 7, 9, 5)[: 2 + len(WINDOWS[windows][0])]).to(dtype)
+    window, shape = window_of(windows, x)
+    window |= dict(zip(("count_padding", "divisor"), counts))
+    (node,) = inputs_of([x])
+    made = make(ops.AVERAGE_POOL, node, shape=shape, **window)
+    back = make(ops.AVERAGE_POOL_GRADIENT, made, shape=tuple(x.shape), **window)
+    assert_same_in_smaller_ones([made, back], [node], [x], ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("op", [ops.MAX_POOL, ops.AVERAGE_POOL], ids=lambda op: op.name)
+def test_channels_may_come_last(op):
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 9, 3)
+    window, shape = window_of("beside", x.movedim(-1, 1))
+    shape = (shape[0], *shape[2:], shape[1])
+    extra = {} if op is ops.MAX_POOL else {"count_padding": True, "divisor": 0}
+    (node,) = inputs_of([x])
+    made = make(op, node, shape=shape, **window, **extra, channels_last=True)
+    back_of = {"shape": tuple(x.shape), **window, **extra, "channels_last": True}
+    if op is ops.MAX_POOL:
+        values, places = build.get(made, 0), build.get(made, 1)
+        outputs = [values, places, make(ops.MAX_POOL_GRADIENT, values, places, **back_of)]
+    else:
+        outputs = [made, make(ops.AVERAGE_POOL_GRADIENT, made, **back_of)]
+    assert_same_in_smaller_ones(outputs, [node], [x], 1e-5)
+
+
+def test_a_pooling_of_a_large_window_stays_whole():
+    (node,) = inputs_of([torch.ones(1, 1, 70, 70)])
+    of = {"kernel": (40, 40), "stride": (40, 40), "padding": (0, 0), "dilation": (1, 1)}
+    made = make(ops.AVERAGE_POOL, node, shape=(1, 1, 1, 1), count_padding=True, divisor=0, **of)
+    graph = Graph((node,), (), (made,))
+    assert in_smaller_primitives(graph, lambda node: True).outputs == graph.outputs
+
+
+def window_of(name, x, dilation=1):
+    """The attributes of a pooling, and the shape of its result."""
+    kernel, stride, padding, rounds_up = WINDOWS[name]
+    window = {"kernel": kernel, "stride": stride, "padding": padding}
+    window["dilation"] = (dilation,) * len(kernel)
+    pool = {2: torch.nn.functional.max_pool2d, 3: torch.nn.functional.max_pool3d}[len(kernel)]
+    arguments = kernel, stride, padding, dilation, rounds_up
+    return window, tuple(pool(torch.zeros(x.shape), *arguments).shape)
+
+
 def test_what_is_not_lacking_stays():
     (node,) = inputs_of([torch.tensor(5)])
     graph = Graph((node,), (), (build.random_bits(node, (3,), 8),))
