@@ -46,7 +46,7 @@ class HasProgram(Protocol):
         """False once it was dropped for others: then it may be asked for again."""
 
 
-class Place:
+class Junction:
     """A place where recordings begin: behind one path, or behind one that came behind another.
 
     Attributes:
@@ -64,7 +64,7 @@ class Place:
         self.awaits = False
 
 
-class Path(Place):
+class Path(Junction):
     """The policy's memory of one path, and of the place behind it.
 
     Attributes:
@@ -85,15 +85,15 @@ class Path(Place):
         super().__init__()
         self.returns = -1
         self.program: HasProgram | None = None
-        self.places: dict[Path, Place] = {}
+        self.places: dict[Path, Junction] = {}
         self.is_followed = self.is_short = False
         self.ends_in_core, self.calls = True, 0
 
-    def place_behind(self, before: Path) -> Place:
+    def place_behind(self, before: Path) -> Junction:
         """Return the place behind this path where it came behind another."""
         if before not in self.places and len(self.places) >= MAX_NEW_PATHS:
             self.places.clear()
-        return self.places.setdefault(before, Place())
+        return self.places.setdefault(before, Junction())
 
 
 class Policy:
@@ -140,7 +140,7 @@ class Policy:
         is_sure = place is not self.unnoted or self._is_sure
         return place.following if is_sure and place.following is not None else behind
 
-    def _note(self, place: Place) -> Begin:
+    def _note(self, place: Junction) -> Begin:
         if self.sketches and not (self._wanted or place.awaits):
             return Begin.SKETCH
         place.awaits = False
@@ -320,7 +320,7 @@ class Policy:
         """True while calls are left alone since reads follow one another."""
         return self._short >= SHORT_PATHS
 
-    def place_of(self, behind: Path) -> Place:
+    def place_of(self, behind: Path) -> Junction:
         """Return the place behind a path: of what came before that, else of the path alone, if known.
 
         Else it is the one of all paths that came once.
