@@ -342,14 +342,17 @@ void ltc_keep_exit(void* track, const int64_t* words) {
 }
 
 // The recording that the core follows ends, if the core can end it; see Walk::finish.
-bool ltc_finish(void* session, int64_t threads) {
+int64_t ltc_finish(void* session, int64_t kernels, int64_t frame_bytes, int64_t threads) {
   auto& one = *static_cast<ltc::Session*>(session);
   const auto walk = one.walk;
-  if (!walk || !one.is_walking || !walk->finish(threads)) return false;
+  const auto outcome = walk && one.is_walking ? walk->finish({kernels, frame_bytes, threads}) : ltc::NOT_LAUNCHED;
+  if (outcome != ltc::LAUNCHED) return outcome;
   one.is_walking = false;
   one.walk.reset();
-  return true;
+  return outcome;
 }
+
+int64_t ltc_frame() { return ltc::frame_of_thread(); }
 
 // How many calls were followed.
 int64_t ltc_walked(void* session) {
@@ -403,12 +406,6 @@ int64_t ltc_view_strides(void* storage, int64_t* strides, int64_t room) {
   if (int64_t(found.size()) > room) return -1;
   std::copy(found.begin(), found.end(), strides);
   return int64_t(found.size());
-}
-
-// Whether the core has the value of a storage.
-int64_t ltc_holds(void* storage) {
-  auto* held = ltc::held_by(static_cast<c10::StorageImpl*>(storage));
-  return held && held->host.defined();
 }
 }
 #pragma GCC visibility pop

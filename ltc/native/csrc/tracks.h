@@ -94,9 +94,9 @@ class Walk {
   IValue caught_up();
   // True if the walk has come to an end that may be made here.
   bool is_at_exit() const;
-  // The recording ends: its program has run, by so many threads, and each tensor has its value. False where nothing
-  // has changed, and Python has to end it.
-  bool finish(int64_t threads);
+  // The recording ends: its program has run, and each tensor has its value. Where it has not LAUNCHED, nothing has
+  // changed, and Python has to end it.
+  int64_t finish(const Launch& launch);
 
  private:
   bool matches(const Word& word, const IValue& given);
@@ -114,7 +114,7 @@ class Walk {
   bool is_known_family(HeldValue& held) const;
   void derive(HeldValue& view) const;
   bool has_value(c10::StorageImpl* input) const;
-  bool launched(const Exit& exit, int64_t threads);
+  int64_t launched(const Exit& exit, const Launch& launch);
   static void leave(HeldValue& held);
   Tensor made(int64_t name, const Step& step, const torch::jit::Stack& stack, size_t first, int64_t index);
 
