@@ -243,9 +243,7 @@ class Recorder:
     def _keep_track(self) -> None:
         """The recording has ended: what was learned of it leads from where it began."""
         learner, self.learner = self.learner, None
-        if learner is None or CORE is None:
-            return
-        track = learner.track(CORE.learned(self.session))
+        track = None if learner is None else learner.track()
         if track is not None and track.entries[-1] is self.last:
             metrics.count("TracksLearned")
             self.ended.track = track

@@ -41,19 +41,15 @@ bool put_whole(const c10::IValue& value, int64_t* word) {
   return fits && put(Number(number), word);
 }
 
-double as_double(const c10::IValue& value) {
-  return value.isDouble() ? value.toDouble() : value.isBool() ? double(value.toBool()) : double(value.toInt());
-}
-
 }  // namespace
 
 bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
   if (!value.isDouble() && !value.isInt() && !value.isBool()) return false;
+  const double number = value.toScalar().toDouble();
   int64_t* at = frame + word;
   switch (format) {
-    case 'd': return put(as_double(value), at);
+    case 'd': return put(number, at);
     case 'f': {
-      const double number = as_double(value);
       const bool fits = !std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max());
       return fits && put(float(number), at);
     }
@@ -62,7 +58,7 @@ bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
     case 'h': return put_whole<int16_t>(value, at);
     case 'b': return put_whole<int8_t>(value, at);
     case 'B': return put_whole<uint8_t>(value, at);
-    case '?': return put(as_double(value) != 0, at);
+    case '?': return put(number != 0, at);
     default: return false;
   }
 }
@@ -77,7 +73,7 @@ int64_t* memory(Tensor& kept, int64_t bytes) {
 
 thread_local Tensor frame_here, block_here;
 
-// An output in new memory, with so many bytes before it and behind its last cache line, which checks look at.
+// An output in new memory, with so many bytes before it and behind its last cache line: checks look at these.
 Tensor output_of(const Type& type, int64_t guard) {
   const auto dtype = c10::typeMetaToScalarType(type.dtype);
   if (!guard) return at::detail::empty_cpu(type.sizes, dtype);
@@ -101,31 +97,25 @@ Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
 // True if all that changes with a value was made in this walk.
 bool Walk::is_known_family(HeldValue& held) const {
   if (held.pending < 0 && !held.base) return true;
-  for (auto* one : relatives(held))
-    if (const auto* other = held_by(one); !other || other->walk != number_) return false;
+  for (const auto& one : relatives(held))
+    if (const auto* other = held_by(one.get()); !other || other->walk != number_) return false;
   return true;
 }
 
 // A view of what is there by now: derived from it by the calls that have made it.
 void Walk::derive(HeldValue& view) const {
-  std::vector<const Link*> all;
-  for (const auto* one = view.link.get(); one; one = one->before.get()) all.push_back(one);
-  Tensor host = held_by(view.base.get())->host;
-  std::shared_ptr<const Link> last;
-  for (auto one = all.rbegin(); one != all.rend(); ++one) {
-    const Step& step = track_->steps[(*one)->step];
-    auto link = std::make_shared<Link>();
-    link->before = std::move(last);
-    link->overload = step.overload;
-    link->index = (*one)->index;
-    for (size_t i = 1; i < step.words.size(); i++) link->arguments.push_back(step.words[i].value);
-    host = shown(host, *link);
-    last = std::move(link);
+  const Tensor base = held_by(view.base.get())->host;
+  Derivation derived{base, nullptr};
+  for (const auto* one : all_links(view.link.get())) {
+    const Step& step = track_->steps[one->step];
+    std::vector<IValue> arguments;
+    for (size_t i = 1; i < step.words.size(); i++) arguments.push_back(step.words[i].value);
+    derived.add(*step.overload, std::move(arguments), one->index);
   }
-  const bool is_copy = !host.is_alias_of(held_by(view.base.get())->host);
-  view.hold(std::move(host));
-  view.link = std::move(last);
-  std::lock_guard<std::mutex> lock(changes());
+  const bool is_copy = !derived.host.is_alias_of(base);
+  view.hold(std::move(derived.host));
+  view.link = std::move(derived.link);
+  std::lock_guard<std::mutex> lock(changes);
   view.family->copies += is_copy - view.is_copy;
   view.is_copy = is_copy;
 }
@@ -154,7 +144,9 @@ bool Walk::has_value(c10::StorageImpl* input) const {
   return held->host.defined() || lend_to_walk(over(input, type.sizes, type.dtype), *held);
 }
 
-bool Walk::is_at_exit() const { return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size(); }
+bool Walk::is_at_exit() const {
+  return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size();
+}
 
 int64_t frame_of_thread() { return reinterpret_cast<int64_t>(frame_here.data_ptr()); }
 
@@ -202,7 +194,7 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
     if (!cell.holds(numbers_[cell.number], frame)) return NOT_LAUNCHED;
   const auto run = reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run);
   const auto failed = run(launch.kernels, frame, launch.threads);
-  if (failed >= 0) return failed;  // nothing was written over: Python finds out what is wrong
+  if (failed >= 0) return failed;  // nothing was written over: Python finds out
   for (size_t i = 0; i < made.size(); i++) held_by(all[exit.made[i]].get())->hold(std::move(made[i]));
   is_over_ = true;
   for (const auto& storage : all)

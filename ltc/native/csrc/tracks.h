@@ -71,9 +71,9 @@ class Learner {
 
   const int64_t walk_;
   std::shared_ptr<Track> track_ = std::make_shared<Track>();
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;  // by name
-  std::vector<int64_t> values_, bases_;                              // by name
-  std::vector<Tensor> seen_;                                         // of the call under way
+  std::vector<WeakStorage> storages_;    // by name
+  std::vector<int64_t> values_, bases_;  // by name
+  std::vector<Tensor> seen_;             // of the call under way
   std::vector<IValue> numbers_;
   int64_t new_inputs_ = 0;  // of the call under way
   bool is_refused_ = false, is_under_way_ = false;
@@ -122,8 +122,7 @@ class Walk {
   const bool has_host_values_;
   const int64_t number_;
   size_t position_ = 0, known_numbers_ = 0, known_inputs_ = 0, known_members_ = 0;
-  using Member = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  std::vector<Member> members_;  // by name
+  std::vector<WeakStorage> members_;  // by name
   std::vector<Storage> inputs_;
   std::vector<int64_t> input_names_;
   std::vector<IValue> numbers_;  // of a seed: none before it is drawn
