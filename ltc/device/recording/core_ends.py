@@ -12,6 +12,7 @@ observes a call; a hint's sample), its kernels (PyTorch's profiler), or the buff
 
 from __future__ import annotations
 
+from math import inf
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
@@ -173,12 +174,17 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
     words = None if launch is None else _words(walk, ended, alive, launch)
     if launch is not None and words is not None:
         CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
-        track.end = CoreEnd(recorder, ended, launch, _longest(walk, program))
+        track.end = CoreEnd(recorder, ended, launch, _longest(walk, program, launch))
         path.ends_in_core = True
 
 
-def _longest(walk: Any, program: Program) -> float:
-    """Return the seconds that Python took to end the recording, or else of a program that runs at once."""
+def _longest(walk: Any, program: Program, launch: FrameLaunch) -> float:
+    """Return the seconds that Python took to end the recording, or else of a program that runs at once.
+
+    A checked program takes several times as long as the user's: nothing is gained by its time.
+    """
+    if launch.guard:
+        return inf
     took = (perf_counter_ns() - walk.caught_up) * 1e-9
     return max(SHORT_SECONDS, took - program.seconds)
 
