@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -264,6 +264,17 @@ class KernelFacts:
     is_double: bool = False
 
 
+@runtime_checkable
+class TimedFrames(Protocol):
+    """A TimedLaunches whose launches native code may make."""
+
+    def in_frame(self) -> FrameLaunch | None:
+        """Return the launch as native code makes it; None where it takes Python."""
+
+    def stamps_in(self, frame: int) -> bytes:
+        """Return the times that such a launch has left in its words, at an address."""
+
+
 class TimedLaunches(Protocol):
     """A program that tells the times of its kernels.
 
@@ -272,12 +283,6 @@ class TimedLaunches(Protocol):
     """
 
     block_bytes: int
-
-    def in_frame(self) -> FrameLaunch | None:
-        """Return the launch as native code makes it; None where it takes Python."""
-
-    def stamps_in(self, frame: int) -> bytes:
-        """Return the times that such a launch has left in its words, at an address."""
 
     def launch_timed(
         self, buffers: list[Any], scalars: list[Any], told: Callable[[bytes], object]

@@ -14,6 +14,7 @@ from ltc.backends.capabilities import (
     ComputationCapabilities,
     FrameLaunch,
     LaunchToken,
+    TimedFrames,
     TimedLaunches,
 )
 from ltc.backends.collective_runner import abort, running_as
@@ -443,11 +444,12 @@ class ProfiledFrame:
 
     def __init__(self, program: Program, device: int) -> None:
         self._program, self._device = program, device
-        self._timed = _timed_of(*program.chosen())
+        self._timed: Any = _timed_of(*program.chosen())
         timeline: Any = spans.timeline
         self._timeline: spans.Timeline = timeline
         is_peak = timeline.is_peak(device, _held(device, self._timed))  # whose buffers get names
-        self.launch = None if self._timed is None or is_peak else self._timed.in_frame()
+        has_frame = isinstance(self._timed, TimedFrames) and not is_peak
+        self.launch: FrameLaunch | None = self._timed.in_frame() if has_frame else None
 
     def ran(self, begin: int, frame: int) -> None:
         """Note the run that is just over.
@@ -455,10 +457,9 @@ class ProfiledFrame:
         Args:
             frame: The address of its words.
         """
-        timed: Any = self._timed
-        held = _held(self._device, timed)
-        record = self._timeline.ask(self._program, timed, self._device, held, (), ())
-        record.told(timed.stamps_in(frame))
+        held = _held(self._device, self._timed)
+        record = self._timeline.ask(self._program, self._timed, self._device, held, (), ())
+        record.told(self._timed.stamps_in(frame))
         record.ran(begin, spans.now(), get_ident())
 
 
