@@ -346,11 +346,6 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
   return true;
 }
 
-bool is_walked(const Tensor& tensor) {
-  const auto* held = held_by(tensor);
-  return held && held->is_walked;
-}
-
 // True if the call was one that the walk expects, and nothing is left to do.
 bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
   auto next = Walk::Next::PASSED;
@@ -371,7 +366,8 @@ void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::j
   Session& session = this_thread();
   if (session.gate.follows() && !session.depth) {
     const Copy copy(overload, *stack);
-    if (copy.is_read && is_walked(*copy.self) && !ends_at_read(false)) catch_up();
+    const auto* read = copy.is_read ? held_by(*copy.self) : nullptr;
+    if (read && read->is_walked && !ends_at_read(false)) catch_up();
     if (copy.is_one()) return run_beside_walk(session, stack);
     if (followed(overload, session, stack)) return;
   }

@@ -249,8 +249,8 @@ void ltc_sketched(Session* session, bool is_read, int64_t* found) {
   const auto sketch = std::exchange(session->sketch, Sketch());
   const auto& cuts = session->cuts;
   const int64_t words[] = {int64_t(sketch.exact), int64_t(sketch.shape), sketch.calls, sketch.entries, sketch.bytes,
-                           sketch.inputs, cuts.reads, cuts.marks, int64_t(cuts.behind.exact), int64_t(cuts.behind.shape),
-                           int64_t(cuts.before.exact), int64_t(cuts.before.shape)};
+                           sketch.inputs, cuts.reads, cuts.marks, int64_t(cuts.behind.exact),
+                           int64_t(cuts.behind.shape), int64_t(cuts.before.exact), int64_t(cuts.before.shape)};
   std::copy(std::begin(words), std::end(words), found);
   session->cuts.hear(sketch, is_read);
 }
@@ -306,10 +306,7 @@ int64_t ltc_finish(Session* session, int64_t kernels, int64_t frame_bytes, int64
 int64_t ltc_frame() { return frame_of_thread(); }
 
 // How many calls were followed.
-int64_t ltc_walked(Session* session) {
-  const auto& walk = session->walk;
-  return walk ? walk->position() : 0;
-}
+int64_t ltc_walked(Session* session) { return session->walk ? session->walk->position() : 0; }
 
 // How many numbers were read since the last time, or else copies made for the CPU, and their bytes.
 int64_t ltc_take_reads(bool of_numbers, int64_t* bytes) {
