@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -63,7 +63,7 @@ class FrameLaunch:
 
     First come the addresses of the inputs and of the outputs in new memory, then those of the words
     themselves, of the constants, 0, and the address of memory to work in. A launch that fails has
-    written over no input.
+    written over no input, unless `failed` raises.
 
     Attributes:
         run, kernels: `run(kernels, words, threads)` launches; it returns -1 if all went well.
@@ -73,8 +73,11 @@ class FrameLaunch:
         written: The positions of those that the program writes over.
         made: (shape, dtype) of the outputs in new memory, which are contiguous.
         outputs: For each output the number of its address.
+        guard: Bytes, whole cache lines, that these have before them, and behind their last cache line.
         cells: (slot, format, word) of each scalar: `struct` writes it there in that format.
         threads: Gives the number of threads that a launch uses.
+        failed: (number that `run` returned, address of the words): raises what a check of memory has
+            found.
     """
 
     run: int
@@ -85,9 +88,11 @@ class FrameLaunch:
     inputs: tuple[int, ...]
     written: frozenset[int]
     made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    guard: int
     outputs: tuple[int, ...]
     cells: tuple[tuple[int, str, int], ...]
     threads: Callable[[], int]
+    failed: Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,17 @@ class KernelFacts:
     operations: int = 0
     tasks: int = 1
     is_double: bool = False
+
+
+@runtime_checkable
+class TimedFrames(Protocol):
+    """A TimedLaunches whose launches native code may make."""
+
+    def in_frame(self) -> FrameLaunch | None:
+        """Return the launch as native code makes it; None where it takes Python."""
+
+    def stamps_in(self, frame: int) -> bytes:
+        """Return the times that such a launch has left in its words, at an address."""
 
 
 class TimedLaunches(Protocol):

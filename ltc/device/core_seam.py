@@ -45,7 +45,7 @@ from ltc.device.recording.slow_path import is_forced
 from ltc.device.recording.state import State, is_second, new_state
 from ltc.device.recording.sync import begin_for_core, end_at_read, passes_read
 from ltc.device.recording.tensors import DOWNLOADS, UPLOADS
-from ltc.device.recording.tracks import REFUSED, is_plain
+from ltc.device.recording.tracks import REFUSED, host_of, is_plain, may_be_lent
 from ltc.device.torch_device import storage_of
 from ltc.device.versions import are_counted_here
 from ltc.explaining.no_sync import reads_are_forbidden
@@ -187,16 +187,11 @@ def _host_of(state: State, session: ImmediateSession) -> torch.Tensor | None:
     """Return the value of a state that is no view, as the core takes it; None where it does not."""
     value, buffer = state.value, state.buffer
     if value is None:
-        if buffer is None or buffer.settled() is not buffer:
-            return None
-        host = buffer.ready()
-    elif value.recorder is session.recorder and hasattr(value, "tensor"):
-        host = value.tensor
+        host = host_of(buffer)
     else:
-        return None
-    if host.is_neg() or host.dtype.is_complex:
-        return None
-    return host if session.owns(buffer) else host.clone()
+        is_here = value.recorder is session.recorder and hasattr(value, "tensor")
+        host = value.tensor if is_here and may_be_lent(value.tensor) else None
+    return host if host is None or session.owns(buffer) else host.clone()
 
 
 def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSession) -> None:
@@ -212,7 +207,7 @@ def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSess
         host = None if shown is None else _let_go(base, storage_of(shown), session)
         if host is None:
             return
-        torch.ops.ltc_core.hold(base.number_in_core, host)
+        torch.ops.ltc_core.hold(shown, host)
         _have_in_core(base, base.number_in_core)
     if torch.ops.ltc_core.join(tensor, base.number_in_core, links):
         _have_in_core(view, number)
@@ -424,28 +419,29 @@ def install(core: Core) -> None:
     """Connect the two; the kernels of Python are registered by then."""
     global _library
     core.define()
-    _library = torch.library.Library("ltc_core", "IMPL")
-    for name, answer in {
-        "rule": _rule,
-        "lend": _lend,
-        "lend_to_walk": _lend_to_walk,
-        "end_at_read": end_at_read,
-        "may_look": _may_look,
-        "look": _look,
-        "note_uploads": _note_uploads,
-        "words": _words,
-        "may_learn": _may_learn,
-        "learned_values": _learned_values,
-        "is_plain": is_plain,
-        "open": _open,
-        "draw": _draw,
-        "undraw": _undraw,
-        "copies": strided_copies.reshapes_by_copy,
-        "catch_up": _catch_up,
-        "begin": begin_for_core,
-        "may_read": _may_read,
+    _library = torch.library.Library("ltc_core", "FRAGMENT")
+    for schema, answer in {
+        "rule(str overload) -> int": _rule,
+        "lend(Tensor tensor, int number) -> Tensor?": _lend,
+        "lend_to_walk(Tensor tensor, int number) -> Tensor?": _lend_to_walk,
+        "end_at_read(bool is_number) -> bool": end_at_read,
+        "may_look() -> bool": _may_look,
+        "look() -> ()": _look,
+        "note_uploads() -> ()": _note_uploads,
+        "words(str overload) -> str": _words,
+        "may_learn() -> bool": _may_learn,
+        "learned_values(Tensor[] tensors, Any numbers, int operands, int made, int inputs, bool is_view)"
+        " -> int[]": _learned_values,
+        "is_plain(Tensor tensor) -> bool": is_plain,
+        "open(Tensor[] tensors, int[] numbers) -> bool": _open,
+        "draw() -> int": _draw,
+        "undraw() -> ()": _undraw,
+        "copies(Tensor tensor, int[] sizes) -> bool": strided_copies.reshapes_by_copy,
+        "catch_up() -> ()": _catch_up,
+        "begin() -> ()": begin_for_core,
+        "may_read(Tensor value, bool is_number) -> bool": _may_read,
     }.items():
-        _library.impl(name, answer, "CPU")
+        _library.impl(_library.define(schema), answer, "CPU")
     states.take = _take_of
     account_of(0).elsewhere = core.bytes
     quick_copies.NUMBERS.elsewhere = lambda: _reads(core, True)

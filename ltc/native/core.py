@@ -85,16 +85,17 @@ class Core:
             library.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
         )
         self.passes_cut = _function(library.ltc_passes_cut, flag, pointer, flag)
-        self._settle = _function(library.ltc_settle, None, pointer, count, count, flag)
+        self.settle = _function(library.ltc_settle, None, pointer, flag)
+        self.limit_cuts = _function(library.ltc_limit_cuts, None, pointer, count, flag)
         self.note_trained = _function(library.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
-        self.learned = _function(library.ltc_learned, pointer, pointer)
-        self.track_calls = _function(library.ltc_track_calls, count, pointer)
+        self.learned = _function(library.ltc_learned, pointer, pointer, count)
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
         self.walked = _function(library.ltc_walked, count, pointer)
         self.walk = _function(library.ltc_walk, None, pointer, pointer, flag)
         self._keep_exit = _function(library.ltc_keep_exit, None, pointer, ctypes.POINTER(count))
-        self.finish = _function(library.ltc_finish, flag, pointer, count)
+        self.finish = _function(library.ltc_finish, count, pointer, count, count, count)
+        self.frame = _function(library.ltc_frame, count)
         self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))
         self.calls_of_step = _function(library.ltc_calls_of_step, count, pointer, count)
         self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
@@ -102,7 +103,9 @@ class Core:
             library.ltc_begin_backward, pointer, pointer, pointer, pointer
         )
         self.end_backward = _function(library.ltc_end_backward, None, pointer, pointer)
-        self.count = _function(library.ltc_count, count, count)
+        self.ran = _function(library.ltc_ran, count)  # how many calls the core has run
+        # How many it has followed, of which nothing ran when they were made.
+        self.followed = _function(library.ltc_followed, count)
         self.bytes = _function(library.ltc_bytes, count)
         self._take_uploads = _function(
             library.ltc_take_uploads, count, ctypes.POINTER(count), count
@@ -160,10 +163,6 @@ class Core:
         nbytes = ctypes.c_int64()
         return int(self._take_reads(of_numbers, nbytes)), nbytes.value
 
-    def settle(self, session: Any, is_settled: bool | None, most: int, reads_pass: bool) -> None:
-        """Let the end that the policy hears of now be passed from now on; if False, let none be."""
-        self._settle(session, -1 if is_settled is None else is_settled, most, reads_pass)
-
     def view_strides(self, storage: int) -> tuple[int, ...] | int:
         """Return the strides of a view that the core has; none where it is no view, or contiguous.
 
@@ -173,10 +172,6 @@ class Core:
         strides = (ctypes.c_int64 * room)()
         found = int(self._view_strides(storage, strides, room))
         return found if found < 0 else tuple(strides[:found])
-
-    def followed(self) -> int:
-        """Return how many calls the core has followed, of which nothing ran when they were made."""
-        return int(self.count(-2))
 
     def left_to_python(self) -> dict[str, int]:
         """Return the overloads whose calls were left to Python, each with how many were."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +146,7 @@ def _build(disk: DiskCache) -> Built:
     _note_begun(disk)
     with tempfile.TemporaryDirectory(prefix="ltc-native-") as folder:
         library = Path(folder) / "core.so"
-        failure = _compiled(library) or _tried(library)
+        failure = compiled(library) or _tried(library)
         built = Built(failure=failure) if failure else Built(library.read_bytes())
     with _told(disk):
         _keep(disk, built)
@@ -202,12 +202,16 @@ def _keep(disk: DiskCache, built: Built) -> None:
         disk.write(name, _LIBRARY + built.library)
 
 
-def _compiled(library: Path) -> str:
-    """Compile the sources as one file; return what the compiler complained of, or ""."""
+def compiled(library: Path, flags: Sequence[str] = ()) -> str:
+    """Compile the sources as one file; return what the compiler complained of, or "".
+
+    Args:
+        flags: More of the compiler's.
+    """
     root = Path(torch.__file__).parent
     unit = "".join(f'#include "{file}"\n' for file in sorted(SOURCES.glob("*.cpp")))
     command = [
-        str(compiler()), *_FLAGS, "-", "-o", str(library), f"-I{SOURCES}", f"-I{root / 'include'}",
+        str(compiler()), *_FLAGS, *flags, "-", "-o", str(library), f"-I{SOURCES}", f"-I{root / 'include'}",
         f"-I{root / 'include/torch/csrc/api/include'}", "-x", "none", f"-L{root / 'lib'}", *_LIBRARIES,
         f"-Wl,-rpath,{root / 'lib'}",
     ]  # fmt: skip

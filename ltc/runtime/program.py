@@ -14,6 +14,7 @@ from ltc.backends.capabilities import (
     ComputationCapabilities,
     FrameLaunch,
     LaunchToken,
+    TimedFrames,
     TimedLaunches,
 )
 from ltc.backends.collective_runner import abort, running_as
@@ -106,10 +107,10 @@ class Program:
 
     def in_frame(self) -> FrameLaunch | None:
         """Return how native code launches what is compiled; None where a launch takes Python."""
-        in_frame = self._chosen()[1].in_frame
+        in_frame = self.chosen()[1].in_frame
         return None if in_frame is None else in_frame()
 
-    def _chosen(self) -> tuple[Any, ComputationCapabilities]:
+    def chosen(self) -> tuple[Any, ComputationCapabilities]:
         """Return the computation to run now, and its capabilities; launches under way keep theirs."""
         if self.first_runs is not None:
             computation, is_native = self.first_runs.chosen()
@@ -138,7 +139,7 @@ class Program:
                 where that is no input.
             replica: The replica in whose collectives it takes part.
         """
-        chosen = self._chosen()
+        chosen = self.chosen()
         executor = executor_of(device)
         note_launch(self.calls, executor.take_waited())
         execution, (sources, dependencies) = Execution(), under_way(inputs)
@@ -419,17 +420,47 @@ def of(
     Args:
         chosen: The computation to run, and its capabilities.
     """
-    computation, own = chosen
-    timed, launch, timeline = _timed_of(computation, own), None, spans.timeline
+    timed, launch, timeline = _timed_of(*chosen), None, spans.timeline
     if timeline is not None:
-        device = executor.device
-        held = account_of(device).bytes + (0 if timed is None else timed.block_bytes)
-        launch = timeline.ask(program, timed, device, held, inputs, outputs)
+        held = _held(executor.device, timed)
+        launch = timeline.ask(program, timed, executor.device, held, inputs, outputs)
         launch.tier = "native" if program.first_runs is None else "interpreted"
     if is_profiled():
         executor.wait()  # then it runs here
-        return _ShownToTorch(program, computation, timed, launch)
-    return ProfiledLaunch(program, computation, timed, launch)
+        return _ShownToTorch(program, chosen[0], timed, launch)
+    return ProfiledLaunch(program, chosen[0], timed, launch)
+
+
+def _held(device: int, timed: TimedLaunches | None) -> int:
+    return account_of(device).bytes + (0 if timed is None else timed.block_bytes)
+
+
+class ProfiledFrame:
+    """A launch in native code of which ltc.profile hears.
+
+    Attributes:
+        launch: The launch that tells the times of its kernels; None where Python has to make it.
+    """
+
+    def __init__(self, program: Program, device: int) -> None:
+        self._program, self._device = program, device
+        self._timed: Any = _timed_of(*program.chosen())
+        timeline: Any = spans.timeline
+        self._timeline: spans.Timeline = timeline
+        is_peak = timeline.is_peak(device, _held(device, self._timed))  # whose buffers get names
+        has_frame = isinstance(self._timed, TimedFrames) and not is_peak
+        self.launch: FrameLaunch | None = self._timed.in_frame() if has_frame else None
+
+    def ran(self, begin: int, frame: int) -> None:
+        """Note the run that is just over.
+
+        Args:
+            frame: The address of its words.
+        """
+        held = _held(self._device, self._timed)
+        record = self._timeline.ask(self._program, self._timed, self._device, held, (), ())
+        record.told(self._timed.stamps_in(frame))
+        record.ran(begin, spans.now(), get_ident())
 
 
 class ProfiledLaunch:

@@ -121,7 +121,7 @@ def counts() -> dict[str, int]:
     found = {name: metrics.counter_value(name) or 0 for name in COUNTED}
     found |= {name: metrics.counter_value(name) for name in metrics.executed_fallback_ops()}
     if CORE is not None:
-        found |= {"core": CORE.count(-1), "followed": CORE.followed()}
+        found |= {"core": CORE.ran(), "followed": CORE.followed()}
         found |= {f"python {name}": calls for name, calls in CORE.left_to_python().items()}
     return found
 

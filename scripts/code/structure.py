@@ -238,6 +238,23 @@ def index_calls(all: list[Module]) -> Iterator[str]:
                     yield module.at(node.lineno)
 
 
+def core_lines(all: list[Module]) -> Iterator[str]:
+    """Lines of the native core's sources that are neither blank nor a comment."""
+    for place, line in _lines_of_core():
+        if line.strip() and not line.strip().startswith("//"):
+            yield place
+
+
+def long_core_lines(all: list[Module], most: int = 120) -> Iterator[str]:
+    return (place for place, line in _lines_of_core() if len(line) > most)
+
+
+def _lines_of_core() -> Iterator[tuple[str, str]]:
+    for path in sorted((PACKAGE / "native" / "csrc").glob("*")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
 class Measure(NamedTuple):
     """A number with a bound.
 
@@ -269,6 +286,8 @@ MEASURES = (
     Measure("closures more than two deep", deep_closures, 0),
     Measure("index arithmetic written as calls", index_calls, 0),
     Measure("parameters of device/ without annotation", bare_parameters, 0),
+    Measure("lines of code of the native core", core_lines, 3000),
+    Measure("lines of the native core of more than 120 characters", long_core_lines, 0),
 )
 
 

@@ -9,13 +9,18 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ltc
 import ltc.core.lazy_model as ltm
+from ltc import config
 from ltc.debug import metrics
+from ltc.device.recording.recorder import device_at
+from ltc.errors import MemoryFault
+from ltc.llvm.ops.memory_checks import LOOK, ROW_WORDS
 from ltc.native.core import CORE
 from ltc.runtime.account import account_of
 from ltc.runtime.background import compile_behind
@@ -26,9 +31,8 @@ STEPS, LATE = 16, 12  # from some step on each ends in the core; LATE is behind 
 
 
 @contextmanager
-def as_users_run():
-    """Without LTC_CHECK, which looks at each kernel, so that no launch is the core's."""
-    with process_of_one_device(LTC_TIER="auto", LTC_CHECK=False), metrics.counted() as grown:
+def as_users_run(**settings: Any):
+    with process_of_one_device(LTC_TIER="auto", **settings), metrics.counted() as grown:
         yield grown
 
 
@@ -91,9 +95,9 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.01, foreach=True)  # as on a device of PyTorch's
 
 
-def check(make_optimizer=sgd, event=None, least=2, **settings: Any) -> Any:
+def check(make_optimizer=sgd, event=None, least=2, is_checked=True, **settings: Any) -> Any:
     """Compare a training with the CPU's; at least so many of its launches were the core's."""
-    with as_users_run() as grown:
+    with as_users_run(LTC_CHECK=is_checked) as grown:
         mine = Training("ltc", make_optimizer)
         vars(mine).update(settings)
         found = mine.run(event)
@@ -107,8 +111,9 @@ def check(make_optimizer=sgd, event=None, least=2, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw])
 @pytest.mark.parametrize(("reads", "marks"), [(True, True), (True, False), (False, True)])
-def test_a_training_ends_in_the_core(make_optimizer, reads, marks):
-    check(make_optimizer, least=5, reads=reads, marks=marks)
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_training_ends_in_the_core_checked_or_not(make_optimizer, reads, marks, is_checked):
+    check(make_optimizer, least=5, is_checked=is_checked, reads=reads, marks=marks)
 
 
 def written_over(training: Training) -> None:
@@ -228,6 +233,22 @@ def test_an_index_that_does_not_exist_is_an_error_of_its_step():
     torch.testing.assert_close(training.losses, theirs.losses, rtol=1e-9, atol=1e-12)
 
 
+def test_what_a_check_finds_in_a_launch_of_the_core_is_an_error():
+    with as_users_run(LTC_CHECK=True) as grown:
+        training = Training("ltc", sgd)
+        for number in range(LATE):
+            training.step(number)
+        assert grown["CoreLaunches"] >= 2
+        computation = device_at(0).recorder().walk.track.end._computation()
+        table = computation._constants.numpy()[-len(computation.plan.memory.rows) :]
+        rows = table.view(np.int64).reshape(-1, ROW_WORDS)
+        before = rows.copy()
+        rows[rows[:, 0] == LOOK, 6] += 1  # what is to lie beside each value
+        with pytest.raises(MemoryFault, match="it wrote beside"):
+            training.step(LATE)
+        rows[:] = before
+
+
 def test_a_thread_that_comes_to_use_the_device():
     def begin(training: Training) -> None:
         made = []
@@ -241,18 +262,44 @@ def test_a_thread_that_comes_to_use_the_device():
     check(sgd, begin)
 
 
-def test_a_profile_shows_the_kernels_of_steps_that_ended_in_the_core(tmp_path):
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_profile_shows_the_kernels_of_steps_that_end_in_the_core(tmp_path, is_checked):
     def profiled(training: Training) -> None:
-        if training.device == "ltc":
-            with ltc.profile(str(tmp_path / "out.json")) as profile:
-                for number in range(3):
-                    training.step(number)
-            assert len(profile.trace["ltc"]["steps"]) == 3
-        else:
-            for number in range(3):
-                training.step(number)
+        if training.device == "cpu":
+            return steps(training)
+        with ltc.profile(str(tmp_path / "out.json")) as profile, metrics.counted() as grown:
+            steps(training)
+        assert grown["CoreLaunches"] >= 1
+        events = profile.trace["traceEvents"]
+        launches = [event for event in events if event.get("cat") == "launch"]
+        kernels = [event for event in events if event.get("cat") == "kernel"]
+        assert {launch["args"]["step"] for launch in launches} == set(range(6))
+        for launch in launches:
+            begin, end = launch["ts"], launch["ts"] + launch["dur"]
+            inside = [
+                one for one in kernels if begin <= one["ts"] and one["ts"] + one["dur"] <= end
+            ]
+            assert any("test_core_ends.py" in str(one["args"].get("line")) for one in inside)
 
-    check(sgd, profiled)
+    def steps(training: Training) -> None:
+        for number in range(6):
+            training.step(number)
+
+    check(sgd, profiled, is_checked=is_checked)
+
+
+def test_graphs_that_are_saved_are_those_of_steps_that_end_in_the_core(tmp_path):
+    file = tmp_path / "graphs.txt"
+    with as_users_run() as grown:
+        training = Training("ltc", sgd)
+        for number in range(LATE):
+            training.step(number)
+        before = grown["CoreLaunches"]
+        with config.override(LTC_SAVE_TENSORS_FILE=str(file)):
+            training.step(LATE)
+            training.step(LATE)
+    assert grown["CoreLaunches"] > before
+    assert file.read_text().count("BEGIN_GRAPH") >= 2
 
 
 def predictions(device: str, is_written: bool) -> list[Any]:

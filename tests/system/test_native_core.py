@@ -41,7 +41,7 @@ for _ in range(3):
         if isinstance(ours, torch.Tensor):
             ours = ours.detach().cpu(); theirs = theirs.detach()
         torch.testing.assert_close(ours, theirs)
-assert CORE.count(-1) > 60, CORE.count(-1)
+assert CORE.ran() > 60, CORE.ran()
 print("right", sorted(CORE.left_to_python()))
 """
 
@@ -218,7 +218,7 @@ def test_a_compiler_that_fails_is_told_of_and_asked_again_by_who_asks_for_it(tmp
 def test_builds_that_are_ended_are_not_begun_for_ever(tmp_path, monkeypatch):
     monkeypatch.setenv("LTC_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(build, "compiler", lambda: sys.executable)
-    monkeypatch.setattr(build, "_compiled", killed)
+    monkeypatch.setattr(build, "compiled", killed)
     for _ in range(build.MOST_BEGUN):
         assert build.found() is None
         with pytest.raises(Killed):
@@ -240,7 +240,7 @@ def test_on_a_full_disk_nothing_is_compiled_and_one_line_says_so(tmp_path, monke
 
     monkeypatch.setenv("LTC_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(build, "compiler", lambda: sys.executable)
-    monkeypatch.setattr(build, "_compiled", killed)
+    monkeypatch.setattr(build, "compiled", killed)
     monkeypatch.setattr(OwnFolder, "put", full)
     with pytest.raises(build.CannotBuild, match="cannot be kept: .*No space left on device"):
         build.build()

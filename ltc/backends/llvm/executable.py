@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NoReturn
 
@@ -121,21 +123,22 @@ class LlvmComputation(HostComputation):
     @property
     def capabilities(self) -> ComputationCapabilities:
         """Made when asked for: kept, it would hold the computation that holds it."""
-        return ComputationCapabilities(self._aliased_outputs, in_frame=self._in_frame)
+        return ComputationCapabilities(self._aliased_outputs, in_frame=self.in_frame)
 
-    def _in_frame(self) -> FrameLaunch | None:
+    def in_frame(self) -> FrameLaunch | None:
         """The launch of kernels alone, whose checks come before they write over inputs; else None."""
         plan, cells = self.plan, self._cells.formats
         run = self._runs[0] if len(self._runs) == 1 else None
-        is_plain = not (plan.sums.all or plan.guard or self._made_outputs or self._more_values)
+        is_plain = not (plan.sums.all or self._made_outputs or self._more_values)
         if not isinstance(run, _Kernels) or cells is None or not is_plain:
             return None
-        if self._aliased_outputs or not run.fails_before_it_writes or _has_large(plan):
+        if self._aliased_outputs or not run.fails_before_it_writes(plan) or _has_large(plan):
             return None
         return FrameLaunch(
             runner.address(), run.run.address, self._constants_address, plan.frame, plan.block,
-            plan.positions, frozenset(run.overwrites), plan.made,
+            plan.positions, frozenset(run.overwrites), plan.made, plan.guard,
             tuple(value for value, _ in plan.outputs), cells, runner.thread_count,
+            partial(run.fail_by_memory, plan),
         )  # fmt: skip
 
     def words_of(self, run: int, arguments: Any, calls: Any) -> Any:
@@ -297,13 +300,28 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
-    @property
-    def fails_before_it_writes(self) -> bool:
-        """Return True if no call fails once one has written over an input, or waits for others."""
+    def fails_before_it_writes(self, plan: ProgramPlan) -> bool:
+        """Return True if no call fails once one has written over an input, or waits for others.
+
+        What LTC_CHECK finds is none of these failures: see `fail_by_memory`.
+        """
         calls = self._calls
         writing = next((k for k, call in enumerate(calls) if call.overwrites), len(calls))
-        last_check = max((k for k, call in enumerate(calls) if call.check >= 0), default=-1)
-        return last_check < writing and not self._rests
+        may_fail = (
+            k for k, call in enumerate(calls) if call.check >= 0 and not _is_of_memory(plan, call)
+        )
+        return max(may_fail, default=-1) < writing and not self._rests
+
+    def fail_by_memory(self, plan: ProgramPlan, failed: int, frame: int) -> None:
+        """Raise the failure of a launch in native code if that is a finding of LTC_CHECK.
+
+        Args:
+            failed: The number of the call.
+            frame: The address of the frame.
+        """
+        if _is_of_memory(plan, self._calls[failed]):
+            words: Any = (ctypes.c_char * plan.frame).from_address(frame)
+            self.fail(plan, words, None, [], failed)
 
     def words_of(self, arguments: Any, calls: Any) -> Any:
         return self.run.words_of(arguments, calls)
@@ -336,7 +354,7 @@ class _Kernels:
             after = self._rests[failed].launch(frame.address)
             failed = after if after < 0 else failed + 1 + after
         if failed >= 0:
-            self.fail(plan, frame, block, values, failed)
+            self.fail(plan, frame.memory, block, values, failed)
 
     def _await(self, plan: ProgramPlan, number: int) -> None:
         """Wait for the other replicas in place of a kernel that has stopped waiting."""
@@ -355,12 +373,12 @@ class _Kernels:
         return tuple(p for call in calls for p in call.overwrites)
 
     def fail(
-        self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
+        self, plan: ProgramPlan, words: Any, block: Any, values: list[Any], failed: int
     ) -> NoReturn:
-        """Raise what the call of that number stands for."""
+        """Raise what the call of that number stands for; `words`: the memory of the frame."""
         call = self._calls[failed]
         place = WORD * (plan.first_check + call.check)
-        (code,) = struct.unpack_from("=q", frame.memory, place)
+        (code,) = struct.unpack_from("=q", words, place)
         check = plan.checks[call.check + (code & 0xFF) - 1]
         try:
             raise _error_of(plan, check, code, block, values)
@@ -371,8 +389,13 @@ class _Kernels:
             raise
 
 
+def _is_of_memory(plan: ProgramPlan, call: PlannedCall) -> bool:
+    """Return True if a call looks at what kernels do to memory, for LTC_CHECK."""
+    return call.check >= 0 and plan.checks[call.check].error == errors.MemoryFault.__name__
+
+
 def _error_of(
-    plan: ProgramPlan, check: FailedCheck, code: int, block: WorkBlock, values: list[Any]
+    plan: ProgramPlan, check: FailedCheck, code: int, block: Any, values: list[Any]
 ) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error == errors.MemoryFault.__name__:

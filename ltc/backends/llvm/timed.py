@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.backends.capabilities import KernelFacts
+from ltc.backends.capabilities import FrameLaunch, KernelFacts
 from ltc.backends.interface import Observer
 from ltc.backends.llvm.executable import LlvmComputation, words_of_stamps
 from ltc.backends.llvm.plan import SteppedPlan, kernels_of
@@ -61,6 +61,12 @@ class TimedComputation:
         self._computation = LlvmComputation(longer, kernels, plan.frame // WORD)
         self._shown: tuple[LlvmComputation, list[str]] | None = None
         self.block_bytes = plan.block
+
+    def in_frame(self) -> FrameLaunch | None:
+        return self._computation.in_frame()
+
+    def stamps_in(self, frame: int) -> bytes:
+        return ctypes.string_at(frame + self._stamps.start, self._stamps.stop - self._stamps.start)
 
     def launch_timed(self, buffers: list[Any], scalars: list[Any], told: Told) -> list[Any]:
         return self._computation.launch(buffers, scalars, partial(self._noted, told))

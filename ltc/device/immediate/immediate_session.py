@@ -355,10 +355,16 @@ class ImmediateSession:
         return True
 
     def settle(self, is_settled: bool | None) -> None:
-        """The end that the policy hears of now may be passed from now on; False: no end may any more."""
+        """Let the end that the policy hears of now be passed from now on.
+
+        Args:
+            is_settled: False to let no end be passed any more; None to change nothing of that.
+        """
         if CORE is not None:
             _, reads_pass = self._unheard_reads()
-            CORE.settle(self._in_core, is_settled, SHORT_PATHS, reads_pass)
+            CORE.limit_cuts(self._in_core, SHORT_PATHS, reads_pass)
+            if is_settled is not None:
+                CORE.settle(self._in_core, is_settled)
 
     def has_calls_since_cut(self, is_read: bool) -> bool:
         """Return True if the present recording has calls.

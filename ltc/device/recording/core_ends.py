@@ -3,10 +3,16 @@
 Where a walk has gone along the whole track, and the same tensors are alive as at an end in Python, the
 program is the same one.  The core hands it their memory, and keeps what it computes; values go to Python
 where it asks for them.  That takes a tenth of an end in Python, which makes a State of each tensor first.
+
+A launch that LTC_CHECK looks at is launched here as well: its checks are kernels among the others.  Of a
+launch in a profile, the kernels that tell their times run in place of those that do not, and the profile is
+told behind it.  Python ends a recording where somebody is to see its calls one by one (ltc.compile, which
+observes a call; a hint's sample), its kernels (PyTorch's profiler), or the buffers of a new peak of memory.
 """
 
 from __future__ import annotations
 
+from math import inf
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
@@ -16,19 +22,22 @@ from ltc.backends.capabilities import FrameLaunch
 from ltc.device.call_observer import watching
 from ltc.device.evidence import hints
 from ltc.device.recording.recorder import Recorder
+from ltc.device.user_line import told_of_lack, user_line
 from ltc.native.core import CORE
 from ltc.runtime import core_reservation
 from ltc.runtime.account import account_of
 from ltc.runtime.compile import ProgramBinding, known_program
+from ltc.runtime.dump import save_graph
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
-from ltc.runtime.program import Program, is_wanted, note_launch, note_run
+from ltc.runtime.program import ProfiledFrame, Program, note_launch, note_run
+from ltc.support.observation import spans
 from ltc.support.observation.often import Often
 from ltc.support.process.held_signals import held
-from ltc.support.torch_private import plain_functions
+from ltc.support.torch_private import is_profiled, plain_functions
 
 _ENDS = Often(("CoreLaunches",), (), ("CreateLtcTensor", "DestroyLtcTensor"))
 _saves = config.reader("LTC_SAVE_TENSORS_FILE")
-_NO_VALUE, _GONE = -1, -2  # as in exits.h
+_NO_VALUE, _GONE, _LAUNCHED = -1, -2, -1  # as in exits.h
 
 
 class CoreEnd:
@@ -45,7 +54,9 @@ class CoreEnd:
         self.longest = longest
         binding: ProgramBinding = ended.binding
         self._made = ended.made, ended.died
-        self._binding, self._launch = binding, launch
+        self._binding = binding
+        # The launch itself would keep the program, which the cache may drop.
+        self._words = launch.kernels, launch.frame, launch.threads
         self._computation = ref(_computation(binding.program()))
         self.leaf = recorder.last
         self.weight = recorder.policy.weight(
@@ -63,18 +74,48 @@ class CoreEnd:
         """Return True if the program is what it was when the end was learned."""
         return _computation(program) is self._computation()
 
+    def save(self, program: Program) -> None:
+        """Append the program's graph to the file that LTC_SAVE_TENSORS_FILE names, if it names one."""
+        if any(_saves()):
+            with told_of_lack("LTC_SAVE_TENSORS_FILE"):
+                save_graph(program, self._binding.key[0], user_line())
+
+    @staticmethod
+    def _raise_findings(program: Program, failed: int, frame: int) -> None:
+        launch = program.in_frame()
+        if launch is not None:
+            launch.failed(failed, frame)
+
     def launch(self, recorder: Recorder, program: Program) -> bool:
-        """End the recording; return False where others are alive than the core knows."""
+        """End the recording; return False where Python has to.
+
+        Raises:
+            MemoryFault: LTC_CHECK has found what a kernel has done.
+        """
+        core: Any = CORE
+        device = recorder.device.index
+        (kernels, frame, threads), profiled = self._words, None
+        if spans.timeline is not None:
+            profiled = ProfiledFrame(program, device)
+            if profiled.launch is None:
+                return False
+            kernels, frame = profiled.launch.kernels, profiled.launch.frame
         core_reservation.use_all()
-        began = perf_counter_ns()
-        if not CORE.finish(recorder.session, self._launch.threads()):  # type: ignore[union-attr]
+        began = spans.now()
+        outcome = core.finish(recorder.session, kernels, frame, threads())
+        elapsed = spans.now() - began
+        if outcome >= 0:
+            recorder.catch_up()  # Python ends it
+            self._raise_findings(program, outcome, core.frame())
+        if outcome != _LAUNCHED:
             return False
-        elapsed = perf_counter_ns() - began
+        if profiled is not None:
+            profiled.ran(began, core.frame())
         program.seconds = elapsed * 1e-9
         note_launch(program.calls, 0)
         note_run(elapsed)
         _ENDS.happened(*self._made)
-        account_of(recorder.device.index).add(0, 0)  # the core's values may be the most so far
+        account_of(device).add(0, 0)  # the core's values may be the most so far
         return True
 
 
@@ -94,8 +135,8 @@ def ends_in_core(recorder: Recorder, tell_policy: Any, is_read: bool) -> bool:
     """
     walk = recorder.walk
     end: CoreEnd | None = None if walk is None else walk.track.end
-    if end is None or watching or is_wanted() or any(_saves()) or hints.is_sampling():
-        return False
+    if end is None or watching or is_profiled() or hints.is_sampling():
+        return False  # its calls or its kernels are to be seen one by one
     with recorder.lock, held, plain_functions():
         program = end.program() if recorder.walk is walk else None
         executor = executor_of(recorder.device.index)
@@ -106,6 +147,7 @@ def ends_in_core(recorder: Recorder, tell_policy: Any, is_read: bool) -> bool:
         recorder.walk = None
         recorder.last = end.leaf
         try:
+            end.save(program)
             tell_policy(end)
         finally:
             recorder.restart()
@@ -132,12 +174,17 @@ def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:
     words = None if launch is None else _words(walk, ended, alive, launch)
     if launch is not None and words is not None:
         CORE.keep_exit(track.handle, words)  # type: ignore[union-attr]
-        track.end = CoreEnd(recorder, ended, launch, _longest(walk, program))
+        track.end = CoreEnd(recorder, ended, launch, _longest(walk, program, launch))
         path.ends_in_core = True
 
 
-def _longest(walk: Any, program: Program) -> float:
-    """Return the seconds that Python took to end the recording, or else of a program that runs at once."""
+def _longest(walk: Any, program: Program, launch: FrameLaunch) -> float:
+    """Return the seconds that Python took to end the recording, or else of a program that runs at once.
+
+    A checked program takes several times as long as the user's: nothing is gained by its time.
+    """
+    if launch.guard:
+        return inf
     took = (perf_counter_ns() - walk.caught_up) * 1e-9
     return max(SHORT_SECONDS, took - program.seconds)
 
@@ -170,7 +217,7 @@ def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list
         return None
     cells = [(binding.scalars[slot], ord(letter), word) for slot, letter, word in launch.cells]
     return [
-        launch.run, launch.kernels, launch.constants, launch.frame, launch.block,
+        launch.run, launch.constants, launch.block, launch.guard,
         len(inputs), len(made), len(cells), len(values),
         *[word for k, name in enumerate(inputs) for word in (name, k in written)],
         *[made[k] for k in range(len(made))],

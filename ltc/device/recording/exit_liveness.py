@@ -367,7 +367,7 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     if program.is_ready:
         if path.program is None or not path.program.is_kept:
             path.program = _KeptProgram(program)
-        _followed(recorder, weight, recorder.cut_here is not None)
+        _followed(recorder, weight, reads)
         return
     recorder.policy.left(behind)
     show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
@@ -379,10 +379,10 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         program.ask()
 
 
-def _followed(recorder: Recorder, weight: int, is_read: bool) -> None:
+def _followed(recorder: Recorder, weight: int, of_reads: bool) -> None:
     """The recording was followed to the end of a path whose program was ready."""
     path, behind = recorder.last.ended_path, recorder.ended.ended_path
-    recorder.policy.followed(path, behind, weight, _is_of_reads(recorder, is_read))
+    recorder.policy.followed(path, behind, weight, of_reads)
 
 
 def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
@@ -393,7 +393,7 @@ def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
     def tell_policy(end: core_ends.CoreEnd) -> None:
         if recorder.optimizer_steps:
             recorder.policy.trained()
-        _followed(recorder, end.weight, is_read)
+        _followed(recorder, end.weight, _is_of_reads(recorder, is_read))
 
     return core_ends.ends_in_core(recorder, tell_policy, is_read)
 

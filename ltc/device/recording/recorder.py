@@ -203,7 +203,7 @@ class Recorder:
     def _choose_track(self, core: Core) -> None:
         """Leave the recording to the core, if it knows what came here the last time; else have it learned."""
         place, self.is_unlearned = self.ended, False
-        if watching or spans.timeline is not None or not self.device.has_one_recorder():
+        if watching or not self.device.has_one_recorder():
             return
         if place.track is not None and place.track.entries[0] is self.root:
             self.walk = Walk(place.track)
@@ -243,9 +243,7 @@ class Recorder:
     def _keep_track(self) -> None:
         """The recording has ended: what was learned of it leads from where it began."""
         learner, self.learner = self.learner, None
-        if learner is None or CORE is None:
-            return
-        track = learner.track(CORE.learned(self.session))
+        track = None if learner is None else learner.track()
         if track is not None and track.entries[-1] is self.last:
             metrics.count("TracksLearned")
             self.ended.track = track

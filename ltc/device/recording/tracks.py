@@ -97,13 +97,11 @@ class Walk:
     def lend(self, tensor: torch.Tensor, number: int) -> torch.Tensor | None:
         """Return the value of an input, which the core keeps; None where it is to stay in Python."""
         state: State = storage_of(tensor).lazy
-        buffer = self._opened.get(state) or state.buffer
         if state.base is not None or (state.views and state.living_views()):
             return None
-        if buffer is None or buffer.settled() is not buffer or buffer.is_lost():
-            return None
-        host: torch.Tensor = buffer.ready()
-        if host.is_neg() or host.dtype.is_complex:
+        buffer = self._opened.get(state) or state.buffer
+        host = host_of(buffer)
+        if buffer is None or host is None:
             return None
         if self._opened.pop(state, None) is None:
             state.number_in_core = number
@@ -230,16 +228,24 @@ class Learner:
             self._values.append(value)
         return number
 
-    def track(self, handle: int | None) -> Track | None:
-        """Return what was learned.
+    def track(self) -> Track | None:
+        """Return what was learned; None where the core has refused a call."""
+        core: Any = CORE
+        handle = core.learned(self._recorder.session, len(self._entries) - 1)
+        return Track(handle, self._entries, self._values) if handle else None
 
-        Args:
-            handle: The core's part of it; None where it has refused a call.
-        """
-        if not handle:
-            return None
-        track = Track(handle, self._entries, self._values)
-        return track if CORE.track_calls(handle) == len(self._entries) - 1 else None  # type: ignore[union-attr]
+
+def host_of(buffer: Buffer | None) -> torch.Tensor | None:
+    """Return the value of a buffer that the core may have; None where it is lost, or there is none."""
+    if buffer is None or buffer.settled() is not buffer or buffer.is_lost():
+        return None
+    host: torch.Tensor = buffer.ready()
+    return host if may_be_lent(host) else None
+
+
+def may_be_lent(host: torch.Tensor) -> bool:
+    """Return True if the core holds such values: none that is complex, or negated where it is read."""
+    return not (host.is_neg() or host.dtype.is_complex)
 
 
 def _pending(tensor: torch.Tensor) -> CallResult | None:

@@ -14,7 +14,8 @@ using Signature = Pair(const Tensor&, const Tensor&, const Tensor&, const std::o
                        std::optional<double>);
 
 Pair attended(const torch::jit::Stack& given) {
-  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
+  static const auto attention =
+      c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
   return attention.redispatch(DispatchKeySet(DispatchKey::PrivateUse1), given[0].toTensor(), given[1].toTensor(),
                               given[2].toTensor(), given[3].toOptional<Tensor>(), given[5].toBool(),
                               given[7].toOptional<double>());
@@ -30,7 +31,8 @@ bool fits_scores(const IValue& bias, const Tensor& query, const Tensor& key) {
 }
 
 bool has_fused_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const IValue& bias) {
-  if (query.dim() != 4 || key.dim() != 4 || !query.numel() || !key.numel() || !fits_scores(bias, query, key)) return false;
+  if (query.dim() != 4 || key.dim() != 4 || !query.numel() || !key.numel()) return false;
+  if (!fits_scores(bias, query, key)) return false;
   const auto heads = query.sizes().slice(0, 2);
   return key.sizes().slice(0, 2) == heads && value.sizes().slice(0, 2) == heads &&
          query.size(3) == value.size(3) && query.size(3) == key.size(3);
@@ -69,8 +71,9 @@ Tensor dense(const IValue& operand) {
 std::optional<Tensor> added(const IValue& bias, const Tensor& query, const Tensor& key) {
   if (bias.isNone()) return std::nullopt;
   Tensor mask = bias.toTensor();
+  const double none = -std::numeric_limits<double>::infinity();
   if (mask.scalar_type() == at::kBool)
-    mask = at::zeros(mask.sizes(), query.options()).masked_fill_(mask.logical_not(), -std::numeric_limits<double>::infinity());
+    mask = at::zeros(mask.sizes(), query.options()).masked_fill_(mask.logical_not(), none);
   return mask.expand({query.size(0), query.size(1), query.size(2), key.size(2)});
 }
 
@@ -78,16 +81,16 @@ std::optional<Tensor> added(const IValue& bias, const Tensor& query, const Tenso
 
 bool run_fused_attention(torch::jit::Stack& host) {
   const bool is_gradient = host.size() == 11;  // gradient, then the operands; result, logarithms, drawn
-  const size_t query = is_gradient;
   if (is_gradient && !host[7].isNone()) return false;
-  if (!has_fused_kernel(host[query].toTensor(), host[query + 1].toTensor(), host[query + 2].toTensor(), host[query + 3]))
-    return false;
-  const auto bias = added(host[query + 3], host[query].toTensor(), host[query + 1].toTensor());
+  const auto* given = &host[is_gradient];
+  const auto &query = given[0].toTensor(), &key = given[1].toTensor();
+  if (!has_fused_kernel(query, key, given[2].toTensor(), given[3])) return false;
+  const auto bias = added(given[3], query, key);
   torch::jit::Stack made;
   if (is_gradient) {
     auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        dense(host[0]), dense(host[1]), dense(host[2]), dense(host[3]), dense(host[5]), host[6].toTensor().contiguous(), 0,
-        host[8].toBool(), bias, host[9].toOptional<double>());
+        dense(host[0]), dense(host[1]), dense(host[2]), dense(host[3]), dense(host[5]),
+        host[6].toTensor().contiguous(), 0, host[8].toBool(), bias, host[9].toOptional<double>());
     made = {IValue(of_query), IValue(of_key), IValue(of_value)};
   } else {
     auto [result, logarithms] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -98,7 +101,9 @@ bool run_fused_attention(torch::jit::Stack& host) {
   return true;
 }
 
-void register_attention(torch::Library& autograd) { autograd.impl("scaled_dot_product_attention", TORCH_FN(attention)); }
+void register_attention(torch::Library& autograd) {
+  autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
+}
 
 // (query, key, value, bias, dropout, causal, debugs, scale)
 void AttentionKernel::operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -9,11 +9,10 @@
 #include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
-#include "uploads.h"
 
 namespace ltc {
 
-std::atomic<int64_t> left_to_python[REASONS], calls_here, followed_here;
+std::atomic<int64_t> calls_here, followed_here;
 
 Session& this_thread() {
   thread_local auto* session = new Session;  // Python may ask for it behind the thread's end
@@ -25,32 +24,27 @@ namespace {
 const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
 const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
 
-// A copy to the CPU is a read.
-bool is_read(Overload& overload, const torch::jit::Stack& stack) {
-  if (overload.rule < 0) overload.prepare();
-  if (!(overload.rule & COPIES)) return false;
-  const auto first = stack.end() - overload.kinds.size();
-  return first[3].isDevice() && first[3].toDevice().is_cpu() && !first[0].toTensor().is_cpu();
-}
+// A call as a copy between the CPU and the device, which is part of no path: see `_to_copy` in native_functions.yaml.
+struct Copy {
+  Copy(Overload& overload, const torch::jit::Stack& stack) {
+    if (overload.rule < 0) overload.prepare();
+    if (!(overload.rule & COPIES)) return;
+    const auto* given = &stack[stack.size() - overload.kinds.size()];
+    self = &given[0].toTensor();
+    is_upload = self->is_cpu();
+    is_read = !is_upload && given[3].isDevice() && given[3].toDevice().is_cpu();
+    const auto size = given[1].isNone() ? self->element_size() : c10::elementSize(given[1].toScalarType());
+    is_large_upload = is_upload && size_t(self->numel()) * size > LARGEST_UPLOAD;
+  }
+  bool is_one() const { return is_upload || is_read; }
+  const Tensor* self = nullptr;
+  bool is_upload = false, is_read = false;
+  bool is_large_upload = false;  // Python finds out if the machine has the memory
+};
 
-// A copy of a tensor of the CPU's to the device is part of no path.
-bool is_upload(Overload& overload, const torch::jit::Stack& stack) {
-  if (overload.rule < 0) overload.prepare();
-  if (!(overload.rule & COPIES)) return false;
-  const auto first = stack.end() - overload.kinds.size();
-  return first[0].toTensor().is_cpu();
-}
+}  // namespace
 
-// Python finds out if the machine has the memory.
-bool is_large_upload(Overload& overload, const torch::jit::Stack& stack) {
-  if (!is_upload(overload, stack)) return false;
-  const auto first = stack.end() - overload.kinds.size();
-  const auto& self = first[0].toTensor();
-  const auto size = first[1].isNone() ? self.element_size() : c10::elementSize(first[1].toScalarType());
-  return size_t(self.numel()) * size > LARGEST_UPLOAD;
-}
-
-// False if certainly each element has a place of its own: each stride reaches over all that smaller ones do.
+// Each stride reaches over all that smaller ones do.
 bool may_overlap(const Tensor& host) {
   if (host.is_non_overlapping_and_dense() || host.numel() < 2) return false;
   c10::SmallVector<std::pair<int64_t, int64_t>, 5> dims;  // stride, extent
@@ -65,6 +59,14 @@ bool may_overlap(const Tensor& host) {
   return false;
 }
 
+Tensor in_own_memory(Tensor host) {
+  if (host._is_zerotensor()) return at::zeros(host.sizes(), host.options());  // it has no memory
+  if (host.storage().use_count() > 1) host = host.clone();  // it lies in an operand's
+  return host.contiguous();  // as it appears: views of it have the strides that they have in Python
+}
+
+namespace {
+
 // Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
 void zero_bytes(const c10::Storage& memory) {
   if (memory.nbytes()) std::memset(memory.mutable_data(), 0, memory.nbytes());
@@ -75,23 +77,23 @@ class Call {
  public:
   // A gradient that a formula repeats is no view of another, though it may lie in its memory.
   Call(Overload& overload, torch::jit::Stack* stack, Caller caller)
-      : overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()), is_formulas_(caller != Caller::OTHER),
-        is_value_(caller == Caller::FORMULA && (overload.rule & IS_EXPAND) && !replays_a_write()), is_download_(is_read(overload, *stack)) {}
+      : copy(overload, *stack), overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()),
+        is_formulas_(caller != Caller::OTHER),
+        is_value_(caller == Caller::FORMULA && (overload.rule & IS_EXPAND) && !replays_a_write()) {}
 
-  // The operands as the CPU's kernel takes them; false, and why, where Python has to run the call.
-  bool prepare(Reason& why) {
-    why = OPERAND;
+  // The operands as the CPU's kernel takes them; false where Python has to run the call.
+  bool prepare() {
     host_.reserve(overload_.kinds.size() + overload_.returned.size());
     if ((overload_.rule & COPIES) && !may_copy()) return false;
     for (size_t i = 0; i < overload_.kinds.size(); i++) {
       const IValue& given = (*stack_)[first_ + i];
       if (overload_.kinds[i] == Kind::OTHER) host_.push_back(given);
-      else if (!add(given, i, why)) return false;
+      else if (!add(given, i)) return false;
     }
     if (overload_.rule & FROM_START) count_from(host_[0].toTensor(), host_.back());
     if (!written_.empty()) read_before_writing();
     if (overload_.rule & COPIES) host_.back() = at::MemoryFormat::Contiguous;
-    return !is_download_ || may_read_here(host_[0].toTensor(), false);
+    return !copy.is_read || may_read_here(host_[0].toTensor(), false);
   }
 
   // False where it turns out that Python has to.
@@ -99,14 +101,14 @@ class Call {
     if (overload_.rule & DRAWS) return run_random(overload_, host_);
     if ((overload_.rule & ATTENTION) && run_fused_attention(host_)) return true;
     if ((overload_.rule & ADAM) && run_adam(host_)) host_.clear();
-    else if (is_upload()) run_upload();
+    else if (copy.is_upload) run_upload();
     else overload_.handle.redispatchBoxed(kCpu, &host_);
     return has_made_ours();
   }
 
-  bool is_upload() const { return (overload_.rule & COPIES) && (*stack_)[first_].toTensor().is_cpu(); }
+  bool reads() const { return (overload_.rule & MAY_READ) && (reads_ || !overload_.takes_lists); }
 
-  bool is_download() const { return is_download_; }
+  const Copy copy;
 
   // What was written to may have been before a failure: then nobody tries it again.
   bool may_be_tried_again() const { return !overload_.has_writes; }
@@ -153,8 +155,8 @@ class Call {
     const auto& self = (*stack_)[first_].toTensor();
     const IValue &layout = (*stack_)[first_ + 2], &device = (*stack_)[first_ + 3], &pinned = (*stack_)[first_ + 4];
     if (!layout.isNone() && layout.toLayout() != c10::kStrided) return false;
-    if (is_download_) return pinned.isNone() || !pinned.toBool();
-    if (!self.is_cpu()) return true;
+    if (copy.is_read) return pinned.isNone() || !pinned.toBool();
+    if (!copy.is_upload) return true;
     return self.layout() == c10::kStrided && !self.is_complex() && device.isDevice() &&
            device.toDevice() == device_zero() && !self.unsafeGetTensorImpl()->is_python_dispatch();
   }
@@ -171,26 +173,26 @@ class Call {
     }
   }
 
-  bool add(const IValue& given, size_t i, Reason& why) {
+  bool add(const IValue& given, size_t i) {
     switch (overload_.kinds[i]) {
       case Kind::TENSOR:
         if (!given.isTensor()) break;
-        if (Tensor host; host_of(given.toTensor(), overload_.writes[i], host, why)) {
+        if (Tensor host; host_of(given.toTensor(), overload_.writes[i], host)) {
           host_.emplace_back(std::move(host));
           return true;
         }
         return false;
       case Kind::TENSORS:
-        return !given.isTensorList() ? keep(given) : add_list(given, i, why);
+        return !given.isTensorList() ? keep(given) : add_list(given, i);
       case Kind::OPTIONAL_TENSORS:
-        return !given.isList() ? keep(given) : add_optional(given, why);
+        return !given.isList() ? keep(given) : add_optional(given);
       case Kind::DEVICE:
         if (given.isNone()) {
-          if (is_factory()) return false;  // Python knows which device is meant
+          if (overload_.is_factory) return false;  // Python knows which device is meant
           break;
         }
         if (given.toDevice() != device_zero() && given.toDevice() != c10::Device(c10::DeviceType::PrivateUse1) &&
-            !is_download_)
+            !copy.is_read)
           return false;
         host_.emplace_back(c10::Device(c10::kCPU));
         return true;
@@ -205,26 +207,20 @@ class Call {
     return true;
   }
 
-  bool is_factory() const {
-    for (auto kind : overload_.kinds)
-      if (kind != Kind::OTHER && kind != Kind::DEVICE) return false;
-    return true;
-  }
-
-  bool add_list(const IValue& given, size_t i, Reason& why) {
+  bool add_list(const IValue& given, size_t i) {
     c10::List<Tensor> hosts;
     const auto parts = given.toListRef();
     hosts.reserve(parts.size());
     for (const auto& part : parts) {
       Tensor host;
-      if (!host_of(part.toTensor(), overload_.writes[i], host, why)) return false;
+      if (!host_of(part.toTensor(), overload_.writes[i], host)) return false;
       hosts.push_back(std::move(host));
     }
     host_.emplace_back(std::move(hosts));
     return true;
   }
 
-  bool add_optional(const IValue& given, Reason& why) {
+  bool add_optional(const IValue& given) {
     c10::List<std::optional<Tensor>> hosts;
     for (const auto& part : given.toListRef()) {
       if (part.isNone() || !part.toTensor().defined()) {
@@ -236,14 +232,14 @@ class Call {
       const auto type = index.scalar_type();
       reads_ |= type == at::kBool || type == at::kByte;
       Tensor host;
-      if (!host_of(index, false, host, why)) return false;
+      if (!host_of(index, false, host)) return false;
       hosts.push_back(std::move(host));
     }
     host_.emplace_back(std::move(hosts));
     return true;
   }
 
-  bool host_of(const Tensor& tensor, bool is_written, Tensor& host, Reason& why) {
+  bool host_of(const Tensor& tensor, bool is_written, Tensor& host) {
     if (!tensor.defined()) return true;
     if (tensor.layout() != c10::kStrided || tensor.is_complex()) return false;
     if (!tensor.device().is_privateuseone()) {
@@ -263,10 +259,7 @@ class Call {
     }
     if (is_written) {
       const bool is_in_order = !(overload_.rule & AS_IT_LIES) || held->host.is_contiguous();
-      if (!is_in_order || !may_be_written(*held) || may_overlap(held->host)) {
-        why = MEMORY;
-        return false;
-      }
+      if (!is_in_order || !may_be_written(*held) || may_overlap(held->host)) return false;
       written_.push_back(tensor);
       host = held->host;
       return true;
@@ -278,7 +271,7 @@ class Call {
   }
 
   IValue made(IValue result) {
-    if (is_download_) return result;
+    if (copy.is_read) return result;
     if (result.isTensor()) {
       Tensor host = std::move(result).toTensor();
       return host.defined() ? IValue(tensor_of(std::move(host), -1)) : IValue(Tensor());
@@ -293,54 +286,18 @@ class Call {
   Tensor tensor_of(Tensor host, int64_t index) {
     if (is_value_) return holding(std::move(host));
     if (overload_.is_view) return view(std::move(host), index);
-    if (host._is_zerotensor()) host = at::zeros(host.sizes(), host.options());  // it has no memory
+    host = in_own_memory(std::move(host));
     if (overload_.rule & ZEROED) zero_bytes(host.storage());
-    if (host.storage().use_count() > 1 && lies_in_operand(host)) host = host.clone();
-    return holding(host.contiguous());  // as it appears: views of it have the strides that they have in Python
-  }
-
-  bool lies_in_operand(const Tensor& host) const {
-    const auto* memory = storage_of(host);
-    for (size_t i = 0; i < overload_.kinds.size(); i++) {
-      const IValue& given = (*stack_)[first_ + i];
-      if (given.isTensor() && given.toTensor().defined()) {
-        const auto* held = held_by(given.toTensor());
-        if (held && held->host.defined() && storage_of(held->host) == memory) return true;
-      }
-    }
-    return false;
+    return holding(std::move(host));
   }
 
   Tensor view(Tensor host, int64_t index) {
     const Tensor& shown = (*stack_)[first_].toTensor();
-    if (!link_) {
-      auto link = std::make_shared<Link>();
-      link->before = held_by(shown)->link;
-      link->overload = &overload_;
-      link->arguments.reserve(overload_.kinds.size() - 1);
-      for (size_t i = 1; i < overload_.kinds.size(); i++)
-        link->arguments.push_back((*stack_)[first_ + i]);
-      link->index = index;
-      link_ = std::move(link);
-    } else {
-      auto link = std::make_shared<Link>(*link_);
-      link->index = index;
-      link_ = std::move(link);
-    }
-    Tensor made = view_of(shown, std::move(host), link_, is_copied_);
-    if (is_formulas_)
-      this_thread().made_in_backward.emplace_back(Storage::reclaim_copy(storage_of(made)));
+    std::vector<IValue> arguments(stack_->begin() + first_ + 1, stack_->begin() + first_ + overload_.kinds.size());
+    auto link = std::make_shared<const Link>(held_by(shown)->link, &overload_, std::move(arguments), index);
+    Tensor made = view_of(shown, std::move(host), std::move(link), is_copied_);
+    if (is_formulas_) this_thread().made_in_backward.emplace_back(kept(made));
     return made;
-  }
-
- public:
-  bool reads() const { return (overload_.rule & MAY_READ) && (reads_ || !takes_indices()); }
-
- private:
-  bool takes_indices() const {
-    for (auto kind : overload_.kinds)
-      if (kind == Kind::OPTIONAL_TENSORS || kind == Kind::TENSORS) return true;
-    return false;
   }
 
   Overload& overload_;
@@ -348,15 +305,9 @@ class Call {
   const size_t first_;
   torch::jit::Stack host_;
   c10::SmallVector<Tensor, 4> written_;
-  std::shared_ptr<const Link> link_;
   bool is_copied_ = false, reads_ = false;
-  const bool is_formulas_, is_value_, is_download_;
+  const bool is_formulas_, is_value_;
 };
-
-void begin(Session& session) {
-  session.is_armed = false;
-  ltc::begin();
-}
 
 // True if a view would be one through an `expand`, which shows elements several times.
 bool shows_twice(const Overload& overload, const torch::jit::Stack& stack) {
@@ -368,52 +319,39 @@ bool shows_twice(const Overload& overload, const torch::jit::Stack& stack) {
 }
 
 // True if the call has run.
-bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack, Reason& why) {
+bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
   if (overload.rule < 0) overload.prepare();
-  why = RULE;
-  if (!(overload.rule & RUNS_HERE)) return false;
-  why = MODE;
-  if (in_some_mode()) return false;
-  why = IN_BACKWARD;
+  if (!(overload.rule & RUNS_HERE) || in_some_mode()) return false;
   const bool is_in_backward = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
   const auto caller = is_in_backward ? caller_in_backward() : Caller::OTHER;
   if (caller == Caller::UNKNOWN) return false;
   if (is_in_backward && caller != Caller::FORMULA && shows_twice(overload, *stack)) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, caller);
-  const bool is_upload = call.is_upload(), is_beside_walk = is_upload || (call.is_download() && session.is_walking);
-  if (!call.prepare(why) || !(is_beside_walk || session.is_entered.load(std::memory_order_relaxed))) return false;
+  const bool is_beside_walk = call.copy.is_upload || (call.copy.is_read && session.gate.follows());
+  if (!call.prepare() || !(is_beside_walk || session.gate.runs())) return false;
   if (call.reads() && !may_look()) return false;
   bool has_run = false;
   try {
     has_run = call.run();
   } catch (const std::exception&) {
     if (!call.may_be_tried_again()) throw;
-    why = FAILED;
-    return false;
   }
-  why = OPERAND;
   if (!has_run) return false;
-  const bool leaves_device = call.is_download();
   call.finish();
-  if (is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();
-  if (!is_upload && !leaves_device) session.calls++;
+  if (call.copy.is_upload && noted_uploads() > MOST_UPLOADS) note_uploads();
+  if (!call.copy.is_one()) session.calls++;
   calls_here.fetch_add(1, std::memory_order_relaxed);
   if (session.calls >= session.looks_after) look();
   return true;
-}
-
-bool is_walked(const Tensor& tensor) {
-  const auto* held = held_by(tensor);
-  return held && held->is_walked;
 }
 
 // True if the call was one that the walk expects, and nothing is left to do.
 bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
   auto next = Walk::Next::PASSED;
   {
-    Inside inside(session);
-    if (!session.is_walking) return false;  // another thread has stopped it
+    Gate::Inside inside(session.gate);
+    if (!session.gate.follows()) return false;  // another thread has stopped it
     const auto walk = session.walk;
     next = walk->call(overload, stack);
   }
@@ -426,10 +364,11 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
 
 void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::jit::Stack* stack) {
   Session& session = this_thread();
-  if (session.is_walking.load(std::memory_order_relaxed) && !session.depth) {
-    const bool reads = is_read(overload, *stack);
-    if (reads && is_walked((*stack)[stack->size() - overload.kinds.size()].toTensor()) && !ends_at_read(false)) catch_up();
-    if (reads || is_upload(overload, *stack)) return run_beside_walk(session, stack);
+  if (session.gate.follows() && !session.depth) {
+    const Copy copy(overload, *stack);
+    const auto* read = copy.is_read ? held_by(*copy.self) : nullptr;
+    if (read && read->is_walked && !ends_at_read(false)) catch_up();
+    if (copy.is_one()) return run_beside_walk(session, stack);
     if (followed(overload, session, stack)) return;
   }
   const size_t first = stack->size() - overload.kinds.size();
@@ -437,39 +376,38 @@ void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::j
 }
 
 bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
-  Reason why = NOT_ENTERED;
   if (session.is_armed.load(std::memory_order_relaxed)) {
-    if (overload.rule < 0) overload.prepare();
+    const Copy copy(overload, *stack);
     // where nothing runs, a read is Python's, and so is an upload that may be refused
-    if ((overload.rule & RUNS_HERE) && !is_read(overload, *stack) && !is_large_upload(overload, *stack)) begin(session);
+    if ((overload.rule & RUNS_HERE) && !copy.is_read && !copy.is_large_upload) {
+      session.is_armed = false;
+      begin();
+    }
   }
   const bool is_summed_up = session.sketch.is_on && !session.depth;  // only now: a first call begins the sketch
   if (is_summed_up) session.sketch.add(overload, *stack);
-  if (session.is_entered.load(std::memory_order_relaxed)) {
-    Inside inside(session);
-    if (run_here(overload, session, stack, why)) return is_summed_up;
+  if (session.gate.runs()) {
+    Gate::Inside inside(session.gate);
+    if (run_here(overload, session, stack)) return is_summed_up;
   }
-  left(session, why, stack);
+  left(session, stack);
   return is_summed_up;
 }
 
 // A copy from or to the CPU, of which the walk knows nothing.
 void CallKernel::run_beside_walk(Session& session, torch::jit::Stack* stack) {
-  Reason why = OPERAND;
   {
-    Inside inside(session);
-    const auto walk = session.walk;
-    const bool may_run = walk && walk->has_host_values() && !is_large_upload(overload, *stack);
-    if (may_run && run_here(overload, session, stack, why)) return;
+    Gate::Inside inside(session.gate);
+    const auto walk = session.gate.follows() ? session.walk : nullptr;
+    const bool may_run = walk && walk->has_host_values() && !Copy(overload, *stack).is_large_upload;
+    if (may_run && run_here(overload, session, stack)) return;
   }
-  left(session, why, stack);
+  left(session, stack);
 }
 
-void CallKernel::left(Session& session, Reason why, torch::jit::Stack* stack) {
-  left_to_python[why].fetch_add(1, std::memory_order_relaxed);
+void CallKernel::left(Session& session, torch::jit::Stack* stack) {
   overload.left_to_python.fetch_add(1, std::memory_order_relaxed);
-  const bool is_noted = session.learner && !session.depth && !is_upload(overload, *stack) && !is_read(overload, *stack);
-  if (is_noted) learn(session, stack);
+  if (session.learner && !session.depth && !Copy(overload, *stack).is_one()) learn(session, stack);
   else leave(session, stack);
 }
 

@@ -11,7 +11,7 @@ struct CallKernel : c10::OperatorKernel {
   explicit CallKernel(const c10::OperatorHandle& handle) : overload(handle) {}
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet, torch::jit::Stack* stack);
   // Python runs a call, which does not run here.
-  void left(Session& session, Reason why, torch::jit::Stack* stack);
+  void left(Session& session, torch::jit::Stack* stack);
   Overload overload;
 
  private:
@@ -22,12 +22,11 @@ struct CallKernel : c10::OperatorKernel {
   void learn(Session& session, torch::jit::Stack* stack);
 };
 
-// Another thread that waits for the calls of this one to stop sees when one is over.
-struct Inside {
-  explicit Inside(Session& session) : session(session) { session.is_inside = true; }
-  ~Inside() { session.is_inside.store(false, std::memory_order_release); }
-  Session& session;
-};
+// A result of the CPU's as a value of the device.
+Tensor in_own_memory(Tensor host);
+
+// False if certainly each element has a place of its own.
+bool may_overlap(const Tensor& host);
 
 inline bool is_16_bits(const Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;

@@ -15,12 +15,12 @@
 namespace ltc {
 
 Exit::Exit(const int64_t* words)
-    : run(words[0]), kernels(words[1]), constants(words[2]), frame_bytes(words[3]), block_bytes(words[4]) {
-  const int64_t* next = words + 9;
-  for (int64_t i = 0; i < words[5]; i++, next += 2) inputs.push_back({next[0], next[1] != 0});
-  for (int64_t i = 0; i < words[6]; i++) made.push_back(*next++);
-  for (int64_t i = 0; i < words[7]; i++, next += 3) cells.push_back({next[0], next[1], char(next[2])});
-  values.assign(next, next + words[8]);
+    : run(words[0]), constants(words[1]), block_bytes(words[2]), guard(words[3]) {
+  const int64_t* next = words + 8;
+  for (int64_t i = 0; i < words[4]; i++, next += 2) inputs.push_back({next[0], next[1] != 0});
+  for (int64_t i = 0; i < words[5]; i++) made.push_back(*next++);
+  for (int64_t i = 0; i < words[6]; i++, next += 3) cells.push_back({next[0], next[1], char(next[2])});
+  values.assign(next, next + words[7]);
 }
 
 namespace {
@@ -41,19 +41,15 @@ bool put_whole(const c10::IValue& value, int64_t* word) {
   return fits && put(Number(number), word);
 }
 
-double as_double(const c10::IValue& value) {
-  return value.isDouble() ? value.toDouble() : value.isBool() ? double(value.toBool()) : double(value.toInt());
-}
-
 }  // namespace
 
 bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
   if (!value.isDouble() && !value.isInt() && !value.isBool()) return false;
+  const double number = value.toScalar().toDouble();
   int64_t* at = frame + word;
   switch (format) {
-    case 'd': return put(as_double(value), at);
+    case 'd': return put(number, at);
     case 'f': {
-      const double number = as_double(value);
       const bool fits = !std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max());
       return fits && put(float(number), at);
     }
@@ -62,7 +58,7 @@ bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
     case 'h': return put_whole<int16_t>(value, at);
     case 'b': return put_whole<int8_t>(value, at);
     case 'B': return put_whole<uint8_t>(value, at);
-    case '?': return put(as_double(value) != 0, at);
+    case '?': return put(number != 0, at);
     default: return false;
   }
 }
@@ -76,6 +72,16 @@ int64_t* memory(Tensor& kept, int64_t bytes) {
 }
 
 thread_local Tensor frame_here, block_here;
+
+// An output in new memory, with so many bytes before it and behind its last cache line: checks look at these.
+Tensor output_of(const Type& type, int64_t guard) {
+  const auto dtype = c10::typeMetaToScalarType(type.dtype);
+  if (!guard) return at::detail::empty_cpu(type.sizes, dtype);
+  const int64_t bytes = c10::multiply_integers(type.sizes) * int64_t(type.dtype.itemsize());
+  Tensor around = at::detail::empty_cpu({(bytes + guard - 1) / guard * guard + 2 * guard}, at::kByte);
+  void* own = static_cast<char*>(around.data_ptr()) + guard;
+  return at::from_blob(own, type.sizes, [around](void*) {}, at::TensorOptions().dtype(dtype));
+}
 
 // The memory of a program's input; none where the program cannot have it as it is.
 Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
@@ -91,31 +97,25 @@ Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
 // True if all that changes with a value was made in this walk.
 bool Walk::is_known_family(HeldValue& held) const {
   if (held.pending < 0 && !held.base) return true;
-  for (auto* one : relatives(held))
-    if (const auto* other = held_by(one); !other || other->walk != number_) return false;
+  for (const auto& one : relatives(held))
+    if (const auto* other = held_by(one.get()); !other || other->walk != number_) return false;
   return true;
 }
 
 // A view of what is there by now: derived from it by the calls that have made it.
 void Walk::derive(HeldValue& view) const {
-  std::vector<const Link*> all;
-  for (const auto* one = view.link.get(); one; one = one->before.get()) all.push_back(one);
-  Tensor host = held_by(view.base.get())->host;
-  std::shared_ptr<const Link> last;
-  for (auto one = all.rbegin(); one != all.rend(); ++one) {
-    const Step& step = track_->steps[(*one)->step];
-    auto link = std::make_shared<Link>();
-    link->before = std::move(last);
-    link->overload = step.overload;
-    link->index = (*one)->index;
-    for (size_t i = 1; i < step.words.size(); i++) link->arguments.push_back(step.words[i].value);
-    host = shown(host, *link);
-    last = std::move(link);
+  const Tensor base = held_by(view.base.get())->host;
+  Derivation derived{base, nullptr};
+  for (const auto* one : all_links(view.link.get())) {
+    const Step& step = track_->steps[one->step];
+    std::vector<IValue> arguments;
+    for (size_t i = 1; i < step.words.size(); i++) arguments.push_back(step.words[i].value);
+    derived.add(*step.overload, std::move(arguments), one->index);
   }
-  const bool is_copy = !host.is_alias_of(held_by(view.base.get())->host);
-  view.hold(std::move(host));
-  view.link = std::move(last);
-  std::lock_guard<std::mutex> lock(changes());
+  const bool is_copy = !derived.host.is_alias_of(base);
+  view.hold(std::move(derived.host));
+  view.link = std::move(derived.link);
+  std::lock_guard<std::mutex> lock(changes);
   view.family->copies += is_copy - view.is_copy;
   view.is_copy = is_copy;
 }
@@ -144,43 +144,46 @@ bool Walk::has_value(c10::StorageImpl* input) const {
   return held->host.defined() || lend_to_walk(over(input, type.sizes, type.dtype), *held);
 }
 
-bool Walk::is_at_exit() const { return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size(); }
+bool Walk::is_at_exit() const {
+  return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size();
+}
 
-bool Walk::finish(int64_t threads) {
+int64_t frame_of_thread() { return reinterpret_cast<int64_t>(frame_here.data_ptr()); }
+
+int64_t Walk::finish(const Launch& launch) {
   const auto exit = track_->exit;
-  if (!is_at_exit() || exit->values.size() != members_.size()) return false;
+  if (!is_at_exit() || exit->values.size() != members_.size()) return NOT_LAUNCHED;
   try {
-    return launched(*exit, threads);
+    return launched(*exit, launch);
   } catch (const c10::Error&) {  // there is no memory
     if (is_over_) throw;
-    return false;
+    return NOT_LAUNCHED;
   }
 }
 
-bool Walk::launched(const Exit& exit, int64_t threads) {
+int64_t Walk::launched(const Exit& exit, const Launch& launch) {
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   const auto all = living(exit);
-  if (all.size() != members_.size()) return false;
-  int64_t* frame = memory(frame_here, exit.frame_bytes);
+  if (all.size() != members_.size()) return NOT_LAUNCHED;
+  int64_t* frame = memory(frame_here, launch.frame_bytes);
   int64_t* address = frame;
   std::vector<Tensor> hosts, made;
   for (const auto& input : exit.inputs) {
     auto* held = held_by(all[input.name].get());
     const auto& type = track_->types[input.name];
-    if (!has_value(all[input.name].get())) return false;
+    if (!has_value(all[input.name].get())) return NOT_LAUNCHED;
     hosts.push_back(input_of(*held, type, input.is_written));
-    if (!hosts.back().defined()) return false;
+    if (!hosts.back().defined()) return NOT_LAUNCHED;
     *address++ = reinterpret_cast<int64_t>(hosts.back().data_ptr());
   }
   for (const auto& storage : all) {
     const auto* view = held_by(storage.get());
     const bool is_of_input = view && view->base && held_by(view->base.get())->pending < 0;
-    if (is_of_input && !has_value(view->base.get())) return false;
+    if (is_of_input && !has_value(view->base.get())) return NOT_LAUNCHED;
   }
-  if (is_over_) return false;  // Python has asked for a value meanwhile
+  if (is_over_) return NOT_LAUNCHED;  // Python has asked for a value meanwhile
   for (auto name : exit.made) {
-    const auto& type = track_->types[name];
-    made.push_back(at::detail::empty_cpu(type.sizes, c10::typeMetaToScalarType(type.dtype)));
+    made.push_back(output_of(track_->types[name], exit.guard));
     *address++ = reinterpret_cast<int64_t>(made.back().data_ptr());
   }
   *address++ = reinterpret_cast<int64_t>(frame);
@@ -188,9 +191,10 @@ bool Walk::launched(const Exit& exit, int64_t threads) {
   *address++ = 0;
   *address++ = reinterpret_cast<int64_t>(memory(block_here, exit.block_bytes));
   for (const auto& cell : exit.cells)
-    if (!cell.holds(numbers_[cell.number], frame)) return false;
+    if (!cell.holds(numbers_[cell.number], frame)) return NOT_LAUNCHED;
   const auto run = reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run);
-  if (run(exit.kernels, frame, threads) >= 0) return false;  // nothing was written over: Python finds out what is wrong
+  const auto failed = run(launch.kernels, frame, launch.threads);
+  if (failed >= 0) return failed;  // nothing was written over: Python finds out
   for (size_t i = 0; i < made.size(); i++) held_by(all[exit.made[i]].get())->hold(std::move(made[i]));
   is_over_ = true;
   for (const auto& storage : all)
@@ -198,7 +202,7 @@ bool Walk::launched(const Exit& exit, int64_t threads) {
   for (const auto& storage : all)
     if (storage) leave(*held_by(storage.get()));
   inputs_.clear();
-  return true;
+  return LAUNCHED;
 }
 
 void Walk::leave(HeldValue& held) {

@@ -11,7 +11,7 @@ namespace ltc {
 // How a walk along a track ends: the program, whose frame is filled as FrameLaunch of capabilities.py says, and what
 // is alive. Python has it from an end of its own.
 struct Exit {
-  // [run, kernels, constants, frame's bytes, block's bytes, counts of: inputs, made, cells, values], then each of these.
+  // [run, constants, block's bytes, guard's bytes, counts of: inputs, made, cells, values], then each of these.
   explicit Exit(const int64_t* words);
 
   struct Input {
@@ -26,11 +26,22 @@ struct Exit {
   };
   static const int64_t NO_VALUE = -1, GONE = -2;
 
-  int64_t run, kernels, constants, frame_bytes, block_bytes;
+  int64_t run, constants, block_bytes, guard;
   std::vector<Input> inputs;
   std::vector<int64_t> made;    // names of the tensors that get new memory
   std::vector<Cell> cells;
   std::vector<int64_t> values;  // by name: the number of its value; NO_VALUE: it keeps the one it had; GONE
 };
+
+// One launch: its kernels, the bytes of its frame, and its threads.
+struct Launch {
+  int64_t kernels, frame_bytes, threads;
+};
+
+// What has come of it, or else the number of the kernel that has failed.
+const int64_t LAUNCHED = -1, NOT_LAUNCHED = -2;
+
+// Where the frame of this thread's last launch is.
+int64_t frame_of_thread();
 
 }  // namespace ltc

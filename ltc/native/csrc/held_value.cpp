@@ -5,10 +5,7 @@
 namespace ltc {
 namespace {
 
-std::unordered_map<int64_t, HeldValue*>& numbers() {
-  static auto* all = new std::unordered_map<int64_t, HeldValue*>;  // outlives every tensor
-  return *all;
-}
+auto& numbers = *new std::unordered_map<int64_t, WeakStorage>;  // outlives every tensor
 
 Tensor tensor_over(c10::Storage storage, c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   auto made = at::detail::make_tensor<c10::TensorImpl>(
@@ -19,8 +16,7 @@ Tensor tensor_over(c10::Storage storage, c10::IntArrayRef sizes, caffe2::TypeMet
 }
 
 void forget(Family& family, const HeldValue& held) {
-  auto& members = family.members;
-  members.erase(std::remove(members.begin(), members.end(), held.storage), members.end());
+  std::erase_if(family.members, [&](const auto& one) { return one._unsafe_get_target() == held.storage; });
   family.copies -= held.is_copy;
 }
 
@@ -40,10 +36,7 @@ Tensor HeldValue::release() {
   return std::exchange(host, Tensor());
 }
 
-std::mutex& changes() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+std::mutex changes;
 
 int64_t new_walk() {
   static std::atomic<int64_t> walks{0};
@@ -53,8 +46,8 @@ int64_t new_walk() {
 void dropped(void* context) {
   std::unique_ptr<HeldValue> held(static_cast<HeldValue*>(context));
   if (!held->number && !held->family) return;
-  std::lock_guard<std::mutex> lock(changes());
-  if (held->number) numbers().erase(held->number);
+  std::lock_guard<std::mutex> lock(changes);
+  if (held->number) numbers.erase(held->number);
   if (held->family) forget(*held->family, *held);
 }
 
@@ -68,6 +61,11 @@ HeldValue* attached(const Tensor& tensor) {
   held->storage = storage;
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, held, &dropped, tensor.device()));
   return held;
+}
+
+bool has_true_strides(const HeldValue& view) {
+  const auto* base = held_by(view.base.get());
+  return !view.is_copy && base && base->host.defined() && base->host.is_contiguous();
 }
 
 Tensor pending(c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
@@ -89,6 +87,8 @@ Tensor over(c10::StorageImpl* storage, c10::IntArrayRef sizes, caffe2::TypeMeta 
   return tensor_over(c10::Storage(Storage::reclaim_copy(storage)), sizes, dtype);
 }
 
+Tensor empty_over(const Storage& storage) { return over(storage.get(), {0}, caffe2::TypeMeta::Make<float>()); }
+
 Tensor view_of(const Tensor& shown, Tensor host, std::shared_ptr<const Link> link, bool is_copy) {
   Tensor made = holding(std::move(host));
   bytes_held.fetch_sub(std::exchange(held_by(made)->bytes, 0), std::memory_order_relaxed);
@@ -98,16 +98,16 @@ Tensor view_of(const Tensor& shown, Tensor host, std::shared_ptr<const Link> lin
 
 void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const Link> link, bool is_copy) {
   auto *of = held_by(shown), *held = held_by(view);
-  held->base = of->base ? of->base : Storage::reclaim_copy(storage_of(shown));
+  held->base = of->base ? of->base : kept(shown);
   held->link = std::move(link);
   held->is_copy = is_copy || of->is_copy;
-  std::lock_guard<std::mutex> lock(changes());
+  std::lock_guard<std::mutex> lock(changes);
   if (!of->family) {
     of->family = std::make_shared<Family>();
-    of->family->members.push_back(storage_of(shown));
+    of->family->members.emplace_back(kept(shown));
   }
   held->family = of->family;
-  held->family->members.push_back(storage_of(view));
+  held->family->members.emplace_back(kept(view));
   held->family->copies += held->is_copy;
 }
 
@@ -133,7 +133,7 @@ size_t holders_of(const Tensor& host) {
 bool may_be_written(HeldValue& held) {
   const auto holders = holders_of(held.host);
   {
-    std::lock_guard<std::mutex> lock(changes());
+    std::lock_guard<std::mutex> lock(changes);
     const size_t members = held.family ? held.family->members.size() : 1;
     const bool has_copies = held.family && held.family->copies;
     if (members > 1) return !has_copies && holders == members;
@@ -148,7 +148,7 @@ void have_own_memory(HeldValue& held) {
 
 void leave_family(HeldValue& held) {
   Storage base;  // outlives the lock: the last holder of a storage comes to `dropped`
-  std::lock_guard<std::mutex> lock(changes());
+  std::lock_guard<std::mutex> lock(changes);
   if (held.family) forget(*held.family, held);
   held.family.reset();
   held.link.reset();
@@ -156,22 +156,34 @@ void leave_family(HeldValue& held) {
   base = std::move(held.base);
 }
 
-std::vector<c10::StorageImpl*> relatives(HeldValue& held) {
-  std::lock_guard<std::mutex> lock(changes());
-  return held.family ? held.family->members : std::vector<c10::StorageImpl*>{held.storage};
+std::vector<Storage> relatives(HeldValue& held) {
+  std::vector<Storage> all;
+  std::lock_guard<std::mutex> lock(changes);
+  if (!held.family) all.push_back(Storage::reclaim_copy(held.storage));
+  else
+    for (const auto& one : held.family->members)
+      if (auto storage = one.lock()) all.push_back(std::move(storage));
+  return all;
+}
+
+std::vector<const Link*> all_links(const Link* last) {
+  std::vector<const Link*> all;
+  for (; last; last = last->before.get()) all.push_back(last);
+  std::reverse(all.begin(), all.end());
+  return all;
 }
 
 int64_t number_of(HeldValue& held) {
   static int64_t last = 0;
-  std::lock_guard<std::mutex> lock(changes());
-  if (!held.number) numbers()[held.number = ++last] = &held;
+  std::lock_guard<std::mutex> lock(changes);
+  if (!held.number) numbers.emplace(held.number = ++last, Storage::reclaim_copy(held.storage));
   return held.number;
 }
 
-HeldValue* numbered(int64_t number) {
-  std::lock_guard<std::mutex> lock(changes());
-  auto found = numbers().find(number);
-  return found == numbers().end() ? nullptr : found->second;
+Storage numbered(int64_t number) {
+  std::lock_guard<std::mutex> lock(changes);
+  const auto found = numbers.find(number);
+  return found == numbers.end() ? Storage() : found->second.lock();
 }
 
 }  // namespace ltc

@@ -20,6 +20,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
 using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 inline const c10::Device device_zero() { return {c10::DeviceType::PrivateUse1, 0}; }
 
@@ -34,9 +35,12 @@ struct Link {
   int64_t step = -1;              // of a view that is followed: the call that makes it, in place of the above
 };
 
+// The links of a view, the first one first.
+std::vector<const Link*> all_links(const Link* last);
+
 // A base and its views. All lie in one memory, but for those that had to be copied.
 struct Family {
-  std::vector<c10::StorageImpl*> members;  // the base is the first while it lives
+  std::vector<WeakStorage> members;  // the base is the first while it lives
   int64_t copies = 0;
 };
 
@@ -63,7 +67,7 @@ struct HeldValue {
 extern std::atomic<int64_t> bytes_held;
 
 // Families and numbers change on whichever thread drops a tensor.
-std::mutex& changes();
+extern std::mutex changes;
 
 // A number that no other Sketch, Learner or Walk has.
 int64_t new_walk();
@@ -87,8 +91,16 @@ inline c10::StorageImpl* storage_of(const Tensor& tensor) {
 
 inline HeldValue* held_by(const Tensor& tensor) { return held_by(storage_of(tensor)); }
 
+inline Storage kept(const Tensor& tensor) { return Storage::reclaim_copy(storage_of(tensor)); }
+
+// A tensor of no elements over a storage.
+Tensor empty_over(const Storage& storage);
+
 // The same; attached to the storage first where Python has made it. Null where it cannot be.
 HeldValue* attached(const Tensor& tensor);
+
+// True if a view's value has the strides that it has on the CPU.
+bool has_true_strides(const HeldValue& view);
 
 // A new tensor of the device that holds a value.
 Tensor holding(Tensor host);
@@ -116,9 +128,10 @@ void have_own_memory(HeldValue& held);
 void leave_family(HeldValue& held);
 
 // The base and the views of a storage that has them; else the storage alone.
-std::vector<c10::StorageImpl*> relatives(HeldValue& held);
+std::vector<Storage> relatives(HeldValue& held);
 
 // The number by which a State of Python's asks for the value; null where its tensor is gone.
 int64_t number_of(HeldValue& held);
-HeldValue* numbered(int64_t number);
+Storage numbered(int64_t number);
+
 }  // namespace ltc

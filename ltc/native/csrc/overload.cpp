@@ -35,6 +35,8 @@ Overload::Overload(const c10::OperatorHandle& handle) : handle(handle) {
     kinds.push_back(kind_of(argument));
     writes.push_back(argument.alias_info() && argument.alias_info()->isWrite());
     has_writes |= writes.back();
+    takes_lists |= kinds.back() == Kind::TENSORS || kinds.back() == Kind::OPTIONAL_TENSORS;
+    is_factory &= kinds.back() == Kind::OTHER || kinds.back() == Kind::DEVICE;
   }
   for (const auto& one : schema.returns()) {
     const int place = one.alias_info() ? place_of_written(schema, *one.alias_info()) : -1;
@@ -69,6 +71,11 @@ Tensor shown(const Tensor& host, const Link& link) {
     if (host.is_contiguous()) throw;
     return shown_as_it_lies(host.contiguous(), link);
   }
+}
+
+void Derivation::add(const Overload& overload, std::vector<IValue> arguments, int64_t index) {
+  link = std::make_shared<const Link>(std::move(link), &overload, std::move(arguments), index);
+  host = shown(host, *link);
 }
 
 const Overload& as_on_path(const Overload& overload) {

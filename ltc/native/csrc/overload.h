@@ -46,7 +46,8 @@ struct Overload {
   std::vector<Kind> kinds;
   std::vector<bool> writes;
   std::vector<int> returned;  // of each return: which written argument it is, or -1
-  bool is_view = false, has_writes = false;
+  bool is_view = false, has_writes = false, takes_lists = false;
+  bool is_factory = true;  // it takes no tensors
   // Where autograd adds up gradients: it adds in place if nothing but it holds the sum, which depends on
   // who has made that. Null of other overloads.
   const Overload* out_of_place = nullptr;
@@ -61,6 +62,13 @@ void count_from(const Tensor& host, IValue& offset);
 
 // What a view shows of a value on the host; a copy where it would have to lie in order for a view.
 Tensor shown(const Tensor& host, const Link& link);
+
+// A view that is derived anew from the value of its base, link by link.
+struct Derivation {
+  void add(const Overload& overload, std::vector<IValue> arguments, int64_t index);
+  Tensor host;
+  std::shared_ptr<const Link> link;
+};
 
 // The overload as paths have it: a sum of gradients in place is one that makes a tensor.
 const Overload& as_on_path(const Overload& overload);

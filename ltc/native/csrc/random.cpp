@@ -149,7 +149,9 @@ bool uniform(Stack& host) {
 Tensor integers(at::IntArrayRef sizes, int64_t low, int64_t high, int64_t seed) {
   Tensor made = at::empty(sizes, at::kLong);
   const uint64_t count = uint64_t(high) - uint64_t(low);
-  fill<int64_t>(made, seed, 2, [&](int64_t, const uint32_t* words) { return low + int64_t((two_words(words) >> 1) % count); });
+  fill<int64_t>(made, seed, 2, [&](int64_t, const uint32_t* words) {
+    return low + int64_t((two_words(words) >> 1) % count);
+  });
   return made;
 }
 

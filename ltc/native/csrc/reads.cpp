@@ -19,7 +19,7 @@ namespace {
 bool passes_cut(Session& session, bool is_number) {
   if (session.has_trained || !session.reads_pass) return false;
   if (!is_number) return session.passes_cut(true);
-  Inside inside(session);
+  Gate::Inside inside(session.gate);
   return session.passes_cut(true);
 }
 
@@ -33,7 +33,7 @@ bool note_read(const Tensor& value, bool is_number) {
 
 bool may_read_here(const Tensor& value, bool is_number) {
   Session& session = this_thread();
-  if (session.is_walking) return note_read(value, is_number);  // it is no value of the walk: nothing ends
+  if (session.gate.follows()) return note_read(value, is_number);  // it is no value of the walk: nothing ends
   if (session.calls < session.reads_until) session.read_at = session.calls;
   else if (!passes_cut(session, is_number)) return may_read(value, is_number);
   return note_read(value, is_number);
@@ -51,18 +51,15 @@ at::Scalar number_at(const Tensor& host) {
   return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
 }
 
-bool is_nan(const at::Scalar& number) {
-  return number.isFloatingPoint() && std::isnan(number.toDouble());
-}
-
 at::Scalar number(const Tensor& tensor) {
   auto* held = held_by(tensor);
   const bool has_ended = held && held->is_walked && !in_some_mode() && ends_at_read(true);
-  if ((has_ended || this_thread().is_entered) && held && held->host.defined() && !in_some_mode()) {
+  if ((has_ended || this_thread().gate.runs()) && held && held->host.defined() && !in_some_mode()) {
     const Tensor host = held->host;  // Python may take the value
     const at::Scalar found = number_at(host);
     // Python's kernel reads NaN: it has a hint for the user.
-    if (!is_nan(found) && (has_ended ? note_read(host, true) : may_read_here(host, true))) return found;
+    const bool is_nan = found.isFloatingPoint() && std::isnan(found.toDouble());
+    if (!is_nan && (has_ended ? note_read(host, true) : may_read_here(host, true))) return found;
   }
   return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::PrivateUse2), tensor);
 }

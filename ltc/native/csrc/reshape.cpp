@@ -18,8 +18,7 @@ const DispatchKeySet kFormula(DispatchKey::AutogradCPU);
 bool copies(const Tensor& self, const HeldValue* known, at::IntArrayRef sizes) {
   if (!known || known->is_walked || !known->host.defined()) return copies_in_python(self, sizes);
   if (!known->base || known->host.is_contiguous()) return false;
-  const auto* base = held_by(known->base.get());
-  if (known->is_copy || !base || !base->host.defined() || !base->host.is_contiguous()) return copies_in_python(self, sizes);
+  if (!has_true_strides(*known)) return copies_in_python(self, sizes);
   const at::DimVector wanted = at::infer_size_dv(sizes, self.numel());
   return !at::detail::computeStride(known->host.sizes(), known->host.strides(), wanted);
 }
@@ -45,7 +44,8 @@ Tensor reshape_as(const Tensor& self, const Tensor& other) {
 
 Tensor flatten(const Tensor& self, int64_t start, int64_t end) {
   const auto dims = self.dim();
-  if (dims < 2 || !self.device().is_privateuseone()) return at::_ops::flatten_using_ints::redispatch(kFormula, self, start, end);
+  if (dims < 2 || !self.device().is_privateuseone())
+    return at::_ops::flatten_using_ints::redispatch(kFormula, self, start, end);
   const auto first = at::maybe_wrap_dim(start, dims), last = at::maybe_wrap_dim(end, dims);
   std::vector<c10::SymInt> sizes(self.sym_sizes().begin(), self.sym_sizes().end());
   if (first < last) {

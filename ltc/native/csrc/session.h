@@ -1,11 +1,11 @@
 // Which of a thread's calls run in the core.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <unordered_set>
 #include <vector>
 
+#include "gate.h"
 #include "sketch.h"
 #include "tracks.h"
 
@@ -43,12 +43,10 @@ struct SettledCuts {
 // noted; any thread of Python's may leave it.
 struct Session {
   // True if the recording may end here, and the next one begin, without Python.
-  bool passes_cut(bool is_read) { return is_entered && sketch.is_on && !depth && cuts.pass(sketch, is_read, calls); }
+  bool passes_cut(bool is_read) { return gate.runs() && sketch.is_on && !depth && cuts.pass(sketch, is_read, calls); }
 
-  std::atomic<bool> is_entered{false};
+  Gate gate;
   std::atomic<bool> is_armed{false};   // Python is asked to enter it before the next call
-  std::atomic<bool> is_walking{false};
-  std::atomic<bool> is_inside{false};  // a call is under way
   int64_t calls = 0;                   // since Python last asked
   int64_t reads_until = 0;             // calls, before which nobody has to hear of a read
   bool reads_pass = false;             // nor of one at a settled cut
@@ -80,8 +78,16 @@ struct Reads {
 };
 extern Reads reads_here[2];
 
-// What the core left to Python, by reason; how many calls it ran, and how many it followed.
-enum Reason { NOT_ENTERED, RULE, MODE, OPERAND, MEMORY, FAILED, IN_BACKWARD, REASONS };
-extern std::atomic<int64_t> left_to_python[REASONS], calls_here, followed_here;
+// Copies of the CPU's tensors to the device, as metrics have them. One took so many nanoseconds.
+void note_upload(int64_t nanoseconds, int64_t bytes);
+
+// How many were noted since they were last taken.
+int64_t noted_uploads();
+
+// Fill in up to `room` of them, and forget these: nanoseconds since 1970, nanoseconds, bytes of each.
+int64_t take_uploads(int64_t* found, int64_t room);
+
+// How many calls ran here, and how many were followed.
+extern std::atomic<int64_t> calls_here, followed_here;
 
 }  // namespace ltc

@@ -100,7 +100,8 @@ void SettledCuts::begin() {
 }
 
 uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
-  const uint64_t first = Sketch::mixed(1, before.exact);  // else a path behind itself would be 0, and two in turns alike
+  // From 1 on: else a path behind itself would be 0, and two in turns alike.
+  const uint64_t first = Sketch::mixed(1, before.exact);
   return Sketch::mixed(Sketch::mixed(Sketch::mixed(first, behind.exact), sketch.exact), is_read);
 }
 

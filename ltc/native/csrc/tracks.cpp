@@ -47,16 +47,14 @@ bool is_no_tensor(const IValue& given) {
 }
 
 bool is_among(const IValue& value, const std::vector<double>& statics) {
-  const double number = value.isDouble() ? value.toDouble() : value.isInt() ? double(value.toInt()) : double(value.isBool() && value.toBool());
-  return is_number(value) && std::find(statics.begin(), statics.end(), number) != statics.end();
+  if (!is_number(value)) return false;
+  return std::find(statics.begin(), statics.end(), value.toScalar().toDouble()) != statics.end();
 }
 
 // True if Python tells by its frames how it makes a view.
 bool is_python_asked(const Overload& overload) {
   return overload.is_view && in_backward() && !c10::GradMode::is_enabled() && called_by_python();
 }
-
-Storage kept(const Tensor& tensor) { return Storage::reclaim_copy(storage_of(tensor)); }
 
 }  // namespace
 
@@ -78,11 +76,8 @@ void Learner::before(Overload& overload, const torch::jit::Stack& stack) {
   const size_t first = stack.size() - words.kinds.size();
   for (size_t i = 0; i < words.kinds.size(); i++)
     step.words.push_back(word_of(stack[first + i], words.kinds[i], words.statics[i]));
-  const bool has_tensor = std::any_of(overload.kinds.begin(), overload.kinds.end(), [](Kind kind) {
-    return kind != Kind::OTHER && kind != Kind::DEVICE;
-  });
-  for (size_t i = 0; i < words.kinds.size(); i++)  // Python knows which device is meant
-    if (words.kinds[i] == 'd') is_refused_ |= !has_tensor && stack[first + i].isNone();
+  for (size_t i = 0; overload.is_factory && i < words.kinds.size(); i++)  // Python knows which device is meant
+    is_refused_ |= words.kinds[i] == 'd' && stack[first + i].isNone();
   step.is_formulas = overload.is_view && formula_calls();
   track_->steps.push_back(std::move(step));
   is_under_way_ = true;
@@ -190,7 +185,7 @@ void Learner::add_family(int64_t name) {
   if (std::count(bases_.begin(), bases_.end(), bases_[name]) < 2) return;
   for (size_t other = 0; other < bases_.size(); other++) {
     auto storage = int64_t(other) != name && bases_[other] == bases_[name] ? storages_[other].lock() : Storage();
-    if (storage) seen_.push_back(over(storage.get(), {0}, caffe2::TypeMeta::Make<float>()));
+    if (storage) seen_.push_back(empty_over(storage));
   }
 }
 
@@ -250,8 +245,9 @@ bool Walk::matches(const Word& word, const Tensor& tensor) {
       return held && held->walk == number_ && held->name == word.name;
     }
     case Word::Is::INPUT: {
-      if (!tensor.defined() || tensor.device() != device_zero() || !track_->types[word.name].is_of(tensor)) return false;
-      auto* held = attached(tensor);
+      const auto& type = track_->types[word.name];
+      const bool is_alike = tensor.defined() && tensor.device() == device_zero() && type.is_of(tensor);
+      auto* held = is_alike ? attached(tensor) : nullptr;
       if (!held || held->walk == number_ || !is_plain(tensor, *held)) return false;
       held->walk = number_;
       held->name = word.name;
@@ -317,33 +313,38 @@ bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const t
   return true;
 }
 
+namespace {
+
+template <class Use>
+void for_each_written(const Overload& overload, const torch::jit::Stack& stack, size_t first, Use use) {
+  for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++) {
+    if (!overload.writes[i]) continue;
+    const IValue& given = stack[first + i];
+    if (given.isTensor()) use(given.toTensor());
+    else if (given.isTensorList())
+      for (const IValue& part : given.toListRef()) use(part.toTensor());
+  }
+}
+
+}  // namespace
+
 // True if what is written to changes no tensor but those that it changed when the path was learned.
 bool Walk::may_write(const Step& step, const torch::jit::Stack& stack, size_t first) {
   const auto changes_known = [&](const Tensor& tensor) {
     auto* held = tensor.defined() ? held_by(tensor) : nullptr;
     if (!held || !held->family) return true;
-    for (auto* one : relatives(*held)) {
-      const auto* other = held_by(one);
+    for (const auto& one : relatives(*held)) {
+      const auto* other = held_by(one.get());
       if (other == held) continue;
-      const bool is_known = other && other->walk == number_ &&
-                            (other->pending < 0 || std::any_of(step.values.begin(), step.values.end(), [&](const auto& value) {
-                               return value.first == other->name;
-                             }));
-      if (!is_known) return false;
+      if (!other || other->walk != number_) return false;
+      const auto is_changed = [&](const auto& value) { return value.first == other->name; };
+      if (other->pending >= 0 && std::none_of(step.values.begin(), step.values.end(), is_changed)) return false;
     }
     return true;
   };
-  for (size_t i = 0; i < step.words.size(); i++) {
-    if (!step.overload->writes[i]) continue;
-    const IValue& given = stack[first + i];
-    if (given.isTensor()) {
-      if (!changes_known(given.toTensor())) return false;
-    } else if (given.isList()) {
-      for (const IValue& part : given.toListRef())
-        if (part.isTensor() && !changes_known(part.toTensor())) return false;
-    }
-  }
-  return true;
+  bool may = true;
+  for_each_written(*step.overload, stack, first, [&](const Tensor& one) { may = may && changes_known(one); });
+  return may;
 }
 
 // Python lets go of the values of inputs that are written to: it comes here for them from now on.
@@ -359,7 +360,7 @@ bool Walk::open_what_is_written(const Step& step) {
       held->is_walked = true;
       continue;
     }
-    closed.push_back(over(storage.get(), {0}, caffe2::TypeMeta::Make<float>()));
+    closed.push_back(empty_over(storage));
     numbers.push_back(number_of(*held));
   }
   if (closed.empty()) return true;
@@ -413,7 +414,7 @@ bool Walk::is_free(const Tensor& tensor) const {
 IValue Walk::renamed(const Tensor& tensor, int64_t name) {
   auto* held = held_by(tensor);
   if (held->base) leave_family(*held);
-  members_[held->name] = Member(Storage());
+  members_[held->name] = WeakStorage(Storage());
   members_.emplace_back(kept(tensor));
   held->name = name;
   made_++;
@@ -430,13 +431,7 @@ IValue Walk::results(const Result& result, const Step& step, const torch::jit::S
 
 void Walk::count_writes(const Step& step, const torch::jit::Stack& stack, size_t first) const {
   if (!(step.overload->rule & COUNTS_WRITES)) return;
-  for (size_t i = 0; i < step.words.size(); i++) {
-    if (!step.overload->writes[i]) continue;
-    const IValue& given = stack[first + i];
-    if (given.isTensor()) given.toTensor().unsafeGetTensorImpl()->bump_version();
-    else if (given.isTensorList())
-      for (const IValue& part : given.toListRef()) part.toTensor().unsafeGetTensorImpl()->bump_version();
-  }
+  for_each_written(*step.overload, stack, first, [](const Tensor& one) { one.unsafeGetTensorImpl()->bump_version(); });
 }
 
 Walk::Next Walk::call(Overload& overload, torch::jit::Stack* stack) {
@@ -460,7 +455,7 @@ Walk::Next Walk::call(Overload& overload, torch::jit::Stack* stack) {
   for (size_t i = 0; is_expected && i < step.words.size(); i++)
     is_expected = matches(step.words[i], (*stack)[first + i]);
   if (adds_in_place) is_expected = is_expected && is_free((*stack)[first].toTensor());
-  else is_expected = is_expected && holds_numbers(step, words, *stack, first) && (!overload.has_writes || may_write(step, *stack, first));
+  else if (is_expected) is_expected = holds_numbers(step, words, *stack, first) && may_write(step, *stack, first);
   if (is_expected && !is_over_) {
     for (size_t i = known_inputs_; i < inputs_.size(); i++) members_.emplace_back(inputs_[i]);
     is_expected = open_what_is_written(step);
@@ -490,10 +485,8 @@ namespace {
 // The links of a view, the first one first: the call that made each, and which of its results it was.
 IValue links_of(const HeldValue& held) {
   c10::List<IValue> links(c10::AnyType::get());
-  std::vector<const Link*> all;
-  for (const auto* link = held.link.get(); link; link = link->before.get()) all.push_back(link);
-  for (auto one = all.rbegin(); one != all.rend(); ++one)
-    links.push_back(c10::ivalue::Tuple::create({IValue((*one)->step), IValue((*one)->index)}));
+  for (const auto* one : all_links(held.link.get()))
+    links.push_back(c10::ivalue::Tuple::create({IValue(one->step), IValue(one->index)}));
   return IValue(std::move(links));
 }
 
@@ -503,8 +496,8 @@ IValue Walk::view(const HeldValue& held) const {
   const auto* base = held_by(held.base.get());
   if (!base || base->walk != number_) return IValue();
   const auto& type = track_->types[base->name];
-  return c10::ivalue::Tuple::create(
-      {IValue(at::IntArrayRef(type.sizes)), IValue(at::empty({0}, at::TensorOptions().dtype(type.dtype))), links_of(held)});
+  const auto none = at::empty({0}, at::TensorOptions().dtype(type.dtype));
+  return c10::ivalue::Tuple::create({IValue(at::IntArrayRef(type.sizes)), IValue(none), links_of(held)});
 }
 
 IValue Walk::caught_up() {
@@ -536,9 +529,10 @@ IValue Walk::caught_up() {
     leave(*held);
   }
   inputs_.clear();
-  return c10::ivalue::Tuple::create({IValue(int64_t(position_)), IValue(made_), IValue(std::move(numbers)),
-                                     IValue(std::move(inputs)), IValue(std::move(tensors)), IValue(std::move(names)),
-                                     IValue(std::move(values)), IValue(std::move(views)), IValue(int64_t(members_.size()))});
+  return c10::ivalue::Tuple::create(
+      {IValue(int64_t(position_)), IValue(made_), IValue(std::move(numbers)), IValue(std::move(inputs)),
+       IValue(std::move(tensors)), IValue(std::move(names)), IValue(std::move(values)), IValue(std::move(views)),
+       IValue(int64_t(members_.size()))});
 }
 
 }  // namespace ltc

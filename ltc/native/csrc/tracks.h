@@ -71,9 +71,9 @@ class Learner {
 
   const int64_t walk_;
   std::shared_ptr<Track> track_ = std::make_shared<Track>();
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;  // by name
-  std::vector<int64_t> values_, bases_;                              // by name
-  std::vector<Tensor> seen_;                                         // of the call under way
+  std::vector<WeakStorage> storages_;    // by name
+  std::vector<int64_t> values_, bases_;  // by name
+  std::vector<Tensor> seen_;             // of the call under way
   std::vector<IValue> numbers_;
   int64_t new_inputs_ = 0;  // of the call under way
   bool is_refused_ = false, is_under_way_ = false;
@@ -94,9 +94,9 @@ class Walk {
   IValue caught_up();
   // True if the walk has come to an end that may be made here.
   bool is_at_exit() const;
-  // The recording ends: its program has run, by so many threads, and each tensor has its value. False where nothing
-  // has changed, and Python has to end it.
-  bool finish(int64_t threads);
+  // The recording ends: its program has run, and each tensor has its value. Where it has not LAUNCHED, nothing has
+  // changed, and Python has to end it.
+  int64_t finish(const Launch& launch);
 
  private:
   bool matches(const Word& word, const IValue& given);
@@ -114,7 +114,7 @@ class Walk {
   bool is_known_family(HeldValue& held) const;
   void derive(HeldValue& view) const;
   bool has_value(c10::StorageImpl* input) const;
-  bool launched(const Exit& exit, int64_t threads);
+  int64_t launched(const Exit& exit, const Launch& launch);
   static void leave(HeldValue& held);
   Tensor made(int64_t name, const Step& step, const torch::jit::Stack& stack, size_t first, int64_t index);
 
@@ -122,8 +122,7 @@ class Walk {
   const bool has_host_values_;
   const int64_t number_;
   size_t position_ = 0, known_numbers_ = 0, known_inputs_ = 0, known_members_ = 0;
-  using Member = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  std::vector<Member> members_;  // by name
+  std::vector<WeakStorage> members_;  // by name
   std::vector<Storage> inputs_;
   std::vector<int64_t> input_names_;
   std::vector<IValue> numbers_;  // of a seed: none before it is drawn

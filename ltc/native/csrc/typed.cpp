@@ -1,8 +1,5 @@
 #include "typed.h"
 
-#include <ATen/MemoryOverlap.h>
-
-#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 
@@ -21,9 +18,7 @@ Tensor PlainCall::read(const Tensor& given) {
     is_refused_ = true;
     return Tensor();
   }
-  const auto* memory = storage_of(held->host);
-  if (target_.defined() && storage_of(target_) == memory && !held->host.is_set_to(target_)) is_refused_ = true;
-  memories_.push_back(memory);
+  if (target_.defined() && held->host.is_alias_of(target_) && !held->host.is_set_to(target_)) is_refused_ = true;
   return held->host;
 }
 
@@ -31,19 +26,14 @@ Tensor PlainCall::written(Tensor& given) {
   auto* held = given.defined() ? held_by(given) : nullptr;
   const bool is_taken = held && held->host.defined() && !given.is_complex() &&
                         !((overload_.rule & NOT_16_BITS) && is_16_bits(given)) && may_be_written(*held) &&
-                        at::has_internal_overlap(held->host) == at::MemOverlap::No;
+                        !may_overlap(held->host);
   if (is_taken) target_ = held->host;
   else is_refused_ = true;
   return target_;
 }
 
 Tensor PlainCall::made(Tensor host) {
-  if (!host.defined()) return host;
-  if (host._is_zerotensor()) host = at::zeros(host.sizes(), host.options());  // it has no memory
-  if (host.storage().use_count() > 1 &&
-      std::find(memories_.begin(), memories_.end(), storage_of(host)) != memories_.end())
-    host = host.clone();
-  return named(holding(host.contiguous()));  // as it appears: views of it have the strides that they have in Python
+  return host.defined() ? named(holding(in_own_memory(std::move(host)))) : host;
 }
 
 void PlainCall::finish_write(Tensor& written) {

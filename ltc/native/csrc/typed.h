@@ -15,8 +15,8 @@ class PlainCall {
   // True if the calls of an overload run here by now, and need no more than this class does.
   static bool may_begin(const Session& session, const Overload& overload) {
     const int64_t others = ZEROED | MAY_READ | COPIES | ATTENTION | ADAM;
-    return (overload.rule & (RUNS_HERE | others)) == RUNS_HERE && session.is_entered.load(std::memory_order_relaxed) &&
-           !session.is_walking.load(std::memory_order_relaxed) && !session.is_armed.load(std::memory_order_relaxed) &&
+    return (overload.rule & (RUNS_HERE | others)) == RUNS_HERE && session.gate.runs() &&
+           !session.gate.follows() && !session.is_armed.load(std::memory_order_relaxed) &&
            !in_some_mode() && !(overload.is_view && in_backward());
   }
 
@@ -34,7 +34,7 @@ class PlainCall {
     else return given;
   }
 
-  bool is_ready() const { return !is_refused_ && session_.is_entered.load(std::memory_order_relaxed); }
+  bool is_ready() const { return !is_refused_ && session_.gate.runs(); }
 
   template <class... Arguments>
   void sketch(const Arguments&... given) {
@@ -45,12 +45,10 @@ class PlainCall {
   template <class... Others>
   Tensor finished(Tensor&& host, const Tensor& shown, const Others&... given) {
     if (!overload_.is_view) return made(std::move(host));
-    auto link = std::make_shared<Link>();
-    link->before = held_by(shown)->link;
-    link->overload = &overload_;
-    link->arguments.reserve(sizeof...(given));
-    (link->arguments.emplace_back(given), ...);
-    link->index = -1;
+    std::vector<IValue> arguments;
+    arguments.reserve(sizeof...(given));
+    (arguments.emplace_back(given), ...);
+    auto link = std::make_shared<const Link>(held_by(shown)->link, &overload_, std::move(arguments), -1);
     return named(view_of(shown, std::move(host), std::move(link), false));
   }
 
@@ -77,7 +75,6 @@ class PlainCall {
   const bool is_sketched_;
   bool is_refused_ = false;
   Tensor target_;  // the host of what is written to
-  c10::SmallVector<const c10::StorageImpl*, 4> memories_;  // of the operands
 };
 
 template <class Operator, class Signature = typename Operator::schema>
@@ -91,7 +88,7 @@ struct Typed<Operator, Result(Arguments...)> {
     Session& session = this_thread();
     bool has_failed = false;
     if (PlainCall::may_begin(session, kernel->overload)) {
-      Inside inside(session);
+      Gate::Inside inside(session.gate);
       PlainCall plain(kernel->overload, session);
       std::tuple hosts{plain.template host<Arguments>(given)...};
       if (plain.is_ready()) {
@@ -122,7 +119,7 @@ struct Typed<Operator, Result(Arguments...)> {
       }
     }
     auto stack = c10::impl::boxArgs<Arguments...>(given...);
-    if (has_failed) kernel->left(session, FAILED, &stack);
+    if (has_failed) kernel->left(session, &stack);
     else (*kernel)(kernel->overload.handle, keys, &stack);
     if constexpr (std::is_reference_v<Result>) return std::get<0>(std::tie(given...));
     else return c10::impl::PopResult<Result>::call(stack);

@@ -1,4 +1,4 @@
-#include "uploads.h"
+#include "session.h"
 
 #include <algorithm>
 #include <array>
@@ -9,35 +9,28 @@
 namespace ltc {
 namespace {
 
-std::mutex& taking() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+std::mutex taking;
 
-std::vector<std::array<int64_t, 3>>& uploads() {
-  static auto* all = new std::vector<std::array<int64_t, 3>>;
-  return *all;
-}
+auto& uploads = *new std::vector<std::array<int64_t, 3>>;  // outlives every thread
 
 }  // namespace
 
 void note_upload(int64_t nanoseconds, int64_t bytes) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  std::lock_guard<std::mutex> guard(taking());
-  uploads().push_back({std::chrono::nanoseconds(now).count(), nanoseconds, bytes});
+  std::lock_guard<std::mutex> guard(taking);
+  uploads.push_back({std::chrono::nanoseconds(now).count(), nanoseconds, bytes});
 }
 
 int64_t noted_uploads() {
-  std::lock_guard<std::mutex> guard(taking());
-  return int64_t(uploads().size());
+  std::lock_guard<std::mutex> guard(taking);
+  return int64_t(uploads.size());
 }
 
 int64_t take_uploads(int64_t* found, int64_t room) {
-  std::lock_guard<std::mutex> guard(taking());
-  auto& all = uploads();
-  const auto taken = std::min<int64_t>(room, int64_t(all.size()));
-  for (int64_t i = 0; i < taken; i++) std::copy_n(all[i].begin(), 3, found + 3 * i);
-  all.erase(all.begin(), all.begin() + taken);
+  std::lock_guard<std::mutex> guard(taking);
+  const auto taken = std::min<int64_t>(room, int64_t(uploads.size()));
+  for (int64_t i = 0; i < taken; i++) std::copy_n(uploads[i].begin(), 3, found + 3 * i);
+  uploads.erase(uploads.begin(), uploads.begin() + taken);
   return taken;
 }
 

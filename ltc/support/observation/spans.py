@@ -243,13 +243,17 @@ class Timeline:
             nbytes: The bytes that the device's buffers hold, with the program's block.
         """
         step, moment = self._number_of_step.get(get_ident(), 0), now()
-        peak = self.peaks.get(device)
-        if peak is None or nbytes > peak.nbytes:
+        if self.is_peak(device, nbytes):
             held = [tuple([(id(one), one.key) for one in buffers]) for buffers in (inputs, outputs)]
             self.peaks[device] = Peak(nbytes, moment, step, program, computation, *held)
         if len(self.memory) < MOST_EVENTS:
             self.memory.append((moment, device, nbytes))
         return LaunchRecord(self, program, computation, step)
+
+    def is_peak(self, device: int, nbytes: int) -> bool:
+        """Return True if a device's buffers have never held so many bytes before."""
+        peak = self.peaks.get(device)
+        return peak is None or nbytes > peak.nbytes
 
     def keep_launch(self, launch: LaunchRecord) -> None:
         if self._has_room():
