@@ -53,6 +53,7 @@ class Graph:
         origins: The origins of nodes; nodes that a pass made may be missing.
         scratch: The dtype that float32 values may be rounded to where they are stored between
             kernels.
+        reproducible: True if the bits of its results may depend on no measurement.
     """
 
     inputs: tuple[Node, ...]
@@ -60,6 +61,7 @@ class Graph:
     outputs: tuple[Node, ...]
     origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
     scratch: torch.dtype = torch.float32
+    reproducible: bool = True
 
     @property
     def lines(self) -> dict[Node, str]:

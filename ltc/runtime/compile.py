@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 from weakref import ref
@@ -263,7 +263,8 @@ def _compile(
     donated = frozenset(replaced.values())
 
     def traced() -> Graph:
-        return narrow(expand(calls, outputs, numbering), physical_dtype.kept_as())
+        graph = narrow(expand(calls, outputs, numbering), physical_dtype.kept_as())
+        return replace(graph, reproducible=key[1][0])
 
     def graph_of() -> Graph:
         return pipeline.run(traced())

@@ -25,7 +25,7 @@ from ltc.passes import pipeline
 from ltc.runtime import core_reservation, physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
-from ltc.runtime.graph_compiler import is_fault
+from ltc.runtime.graph_compiler import has_peers, is_fault
 from ltc.runtime.transfers import capabilities
 from ltc.support.observation import metrics
 from ltc.support.observation.often import counting
@@ -33,7 +33,6 @@ from ltc.support.process.fork_safe_lock import renewed_lock
 
 _compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
 _count_run = counting("CallByCallRuns")
-_HAS_GROUPS = torch.distributed.is_available()
 _asked = config.reader(
     "LTC_TIER", "LTC_DUMP", "LTC_BACKEND", "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES"
 )
@@ -57,11 +56,6 @@ def _allow(tier: str, dumped: str, backend: str, processes: int, devices: int) -
         and not physical_dtype.kept_as()
         and BackendRegistrar.capabilities(backend).host_tensors
     )
-
-
-def has_peers() -> bool:
-    """Return True if this process is one of a group of torch.distributed."""
-    return _HAS_GROUPS and torch.distributed.GroupMember.WORLD is not None
 
 
 def looks_inside() -> bool:

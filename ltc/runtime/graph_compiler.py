@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import torch
 
 from ltc import config
 from ltc.backends.capabilities import Resizable
@@ -21,12 +24,47 @@ from ltc.support.torch_private import shown_region
 # What a program depends on and may change while a process runs. The numeric modes may not.
 # The last three do not change how a program is compiled: its record is the same.
 SETTINGS = (
-    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_TIER", "LTC_VERIFY", "LTC_DEBUG_NANS",
+    "must_reproduce()", "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_TIER", "LTC_VERIFY",
+    "LTC_DEBUG_NANS",
 )  # fmt: skip
-settings_now = config.reader(*SETTINGS)
+_variables_now = config.reader(*SETTINGS[1:], "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES")
+_HAS_GROUPS = torch.distributed.is_available()
 _REFERENCE = EagerBackend()
 _NO_FAULTS = (Unsupported, CodeRefused, OSError, config.WrongSetting)
 _compiled_calls: BoundedTable[tuple[Any, ...], Any] = BoundedTable("CompiledCalls", 64)
+
+
+def settings_now() -> tuple[Any, ...]:
+    """Return the values of `SETTINGS`."""
+    return _settings(_variables_now(), _is_asked_to_reproduce())
+
+
+@functools.cache
+def _settings(variables: tuple[Any, ...], is_asked: bool) -> tuple[Any, ...]:
+    """Return the one tuple of these values: steps compare it all the time."""
+    *variables_of_programs, processes, devices = variables
+    tier = variables[SETTINGS.index("LTC_TIER") - 1]
+    may_differ = tier != "native" and processes <= 1 >= devices
+    return (is_asked or not may_differ, *variables_of_programs)
+
+
+def must_reproduce() -> bool:
+    """Return True if the bits of results may depend on no measurement.
+
+    LTC_TIER=native and deterministic algorithms ask for the same bits in every run. Replicas, which
+    measure at other times, are to agree.
+    """
+    is_needed: bool = settings_now()[0]
+    return is_needed
+
+
+def _is_asked_to_reproduce() -> bool:
+    return torch.are_deterministic_algorithms_enabled() or has_peers()
+
+
+def has_peers() -> bool:
+    """Return True if this process is one of a group of torch.distributed."""
+    return _HAS_GROUPS and torch.distributed.GroupMember.WORLD is not None
 
 
 def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozenset()) -> Any:

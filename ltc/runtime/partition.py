@@ -176,6 +176,7 @@ def _segment(
         graph.scalars,
         tuple(made[node] for node in results),
         {made[node]: graph.origins[node] for node in nodes if node in graph.origins},
+        reproducible=graph.reproducible,
     )
     side: BackendImplInterface = _REFERENCE if on_cpu else backend
     return Segment(side.compile(part, device, frozenset()), on_cpu, tuple(inputs), results)

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,12 @@ from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.buffer import Outputs
 from ltc.runtime.compile import ProgramBinding, binding_of, input_roles, live_calls
-from ltc.runtime.graph_compiler import refusal_of, resizable_and_keep, settings_now
+from ltc.runtime.graph_compiler import (
+    must_reproduce,
+    refusal_of,
+    resizable_and_keep,
+    settings_now,
+)
 from ltc.runtime.program import Program
 from ltc.runtime.program_cache import note_use
 from ltc.runtime.transfers import capabilities
@@ -383,4 +389,5 @@ def _in_order(binding: ProgramBinding, outputs: Sequence[CallResult]) -> tuple[C
 
 
 def _traced(calls: list[Call], outputs: Sequence[CallResult]) -> Graph:
-    return narrow(expand(calls, outputs, Numbering(calls)), physical_dtype.kept_as())
+    graph = narrow(expand(calls, outputs, Numbering(calls)), physical_dtype.kept_as())
+    return replace(graph, reproducible=must_reproduce())

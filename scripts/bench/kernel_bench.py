@@ -2,13 +2,19 @@
 
     python scripts/bench/kernel_bench.py                       every case, 1 and 2 threads
     python scripts/bench/kernel_bench.py --only conv2 --threads 1
+    python scripts/bench/kernel_bench.py --only x --products --threads 1 --clock processor
+
+A product is computed as programs do it, which may be a call of torch's kernel: then "call" stands behind
+its name. With --model it is generated, as under deterministic algorithms.
 
 The candidates of a case take turns.  Before each turn the process rests: workers of OpenMP go on
 spinning for some milliseconds after their last loop, and would take a processor from the next
 candidate's threads.  Then one call, which wakes the candidate's own threads, is not timed.  A sample
 during which the machine kept this process waiting is put aside; the medians of the others are
-compared.  The first line is the machine's limit: what one thread reaches in multiply-adds that touch
-no memory.
+compared.  On a machine that is never quiet, --clock processor counts the time that one thread has
+computed.  The first line is the machine's limit: what one thread reaches in multiply-adds that touch
+no memory.  The last lines say of the products how many are slower than torch's, and the geometric mean of
+the ratios where torch is below 0.8 of the limit.
 """
 
 from __future__ import annotations
@@ -38,10 +44,12 @@ from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import host_isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
-from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.gemm.blocking import Shape, stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.native.kernel_cache import kernel_name, load
 from ltc.llvm.native.kernel_run import EntryCall, KernelRun
+from ltc.llvm.ops.product_call import called_product
+from ltc.llvm.ops.product_choice import is_call_faster
 from ltc.llvm.pooling.nchw import Pool, max_pool
 
 ISA = host_isa(llvm_binding.has_feature)
@@ -95,11 +103,16 @@ CONVOLUTIONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One computation done in several ways; the first is ours."""
+    """One computation done in several ways; the first is ours.
+
+    Attributes:
+        element_bytes: Bytes of the numbers that a product computes with; 0 for other cases.
+    """
 
     name: str
     flops: int
     ways: dict[str, Callable[[], object]]
+    element_bytes: int = 0
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -117,27 +130,35 @@ def waited_nanoseconds() -> int:
     return total
 
 
-def repeats_of(run: Callable[[], object]) -> int:
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+def repeats_of(run: Callable[[], object], clock: Clock) -> int:
     """Return how many calls make a sample."""
     run()
-    started = time.perf_counter()
+    started = clock()
     run()
-    return max(1, int(SAMPLE_SECONDS / max(time.perf_counter() - started, 1e-7)))
+    return max(1, int(SAMPLE_SECONDS / max(clock() - started, 1e-7)))
 
 
-def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+def medians(
+    ways: dict[str, Callable[[], object]], clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Seconds of one call of each: medians of clean samples, or of the cleanest."""
-    repeats = {name: repeats_of(run) for name, run in ways.items()}
+    repeats = {name: repeats_of(run, clock) for name, run in ways.items()}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(MOST_ROUNDS):
         for name in list(ways)[:: 1 if turn % 2 else -1]:
             time.sleep(REST_SECONDS)
             ways[name]()
-            waited, started = waited_nanoseconds(), time.perf_counter()
+            waited, started = waited_nanoseconds(), clock()
             for _ in range(repeats[name]):
                 ways[name]()
-            seconds = time.perf_counter() - started
+            seconds = clock() - started
             share = (waited_nanoseconds() - waited) / (seconds * 1e9)
+            if clock is time.process_time:
+                share = 0.0  # no wait is in it
             samples[name].append((share, seconds / repeats[name]))
         if all(sum(share < CLEAN for share, _ in s) >= SAMPLES for s in samples.values()):
             break
@@ -186,7 +207,7 @@ def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor)
     return Trial(sequence.kernels, buffers)
 
 
-def peak() -> float:
+def peak(clock: Clock) -> float:
     """Floating-point operations per second of one thread, in registers only."""
     b = Builder()
     v = Vectors(b, ISA, torch.float32)
@@ -201,14 +222,17 @@ def peak() -> float:
     work = 2 * len(sums) * v.width * PEAK_STEPS
     kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
     run = program(kernel, memory=torch.zeros(len(sums) * v.width))
-    return work / medians({"peak": run})["peak"]
+    return work / medians({"peak": run}, clock)["peak"]
 
 
 # --- cases --------------------------------------------------------------------------------------
 
 
-def products(dtype: torch.dtype, shapes) -> Iterator[Case]:
+def products(dtype: torch.dtype, shapes, only: str = "", by_model: bool = False) -> Iterator[Case]:
     for batch, m, k, n, stored in shapes:
+        name = f"{str(dtype)[6:]} {'x'.join(map(str, (*batch, m, k, n)))} {stored}"
+        if only not in name:
+            continue
         x = torch.randn(*batch, m, k).to(dtype)
         y = torch.randn(*batch, k, n).to(dtype)
         left, right = (
@@ -218,17 +242,21 @@ def products(dtype: torch.dtype, shapes) -> Iterator[Case]:
             (stored_transposed if letter == "T" else stored_plain)(*extents, batch)
             for letter, extents in zip(stored, ((m, k), (k, n)))
         ]
-        kernel = matmul("kernel", dtype, batch, (m, n, k), *strides, stored_plain(m, n, batch), ISA)
+        shape = Shape(batch, m, n, k, *strides, stored_plain(m, n, batch))
+        is_call = not by_model and is_call_faster(dtype, shape, ISA)
+        if is_call:
+            kernel = called_product(dtype, shape, ISA)
+        else:
+            kernel = matmul("kernel", dtype, batch, (m, n, k), *strides, shape.result, ISA)
         result, theirs = (
             torch.empty(*batch, m, n, dtype=dtype),
             torch.empty(*batch, m, n, dtype=dtype),
         )
         ours = program(kernel, left=left, right=right, result=result)
-        name = f"{str(dtype)[6:]} {'x'.join(map(str, (*batch, m, k, n)))} {stored}"
-        yield Case(name, kernel.flops, {
-            "ltc": ours,
-            "torch": functools.partial(torch.matmul, left, right, out=theirs),
-        })  # fmt: skip
+        torchs = functools.partial(torch.matmul, left, right, out=theirs)
+        computed_bytes = max(4, dtype.itemsize)
+        ways = {"ltc": ours, "torch": torchs}
+        yield Case(name + " call" * is_call, kernel.flops, ways, computed_bytes)
 
 
 def convolutions() -> Iterator[Case]:
@@ -291,12 +319,25 @@ def poolings() -> Iterator[Case]:
     })  # fmt: skip
 
 
-def cases() -> Iterator[Case]:
-    yield from products(torch.float32, PRODUCTS)
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    rest = arguments.only, arguments.model
+    yield from products(torch.float32, PRODUCTS, *rest)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        yield from products(dtype, OTHER_PRODUCTS)
-    yield from convolutions()
-    yield from poolings()
+        yield from products(dtype, OTHER_PRODUCTS, *rest)
+    if not arguments.products:
+        yield from convolutions()
+        yield from poolings()
+
+
+def summary(ratios: list[tuple[float, float]]) -> str:
+    """Tell of (torch's time as multiples of ours, torch's share of the limit) of products."""
+    slower = sum(ratio < 0.97 for ratio, _ in ratios)
+    below = [ratio for ratio, share in ratios if share < 0.8]
+    mean = statistics.geometric_mean(below) if below else 1.0
+    return (
+        f"\n{len(ratios)} products: {slower} slower than torch's by more than 3 per cent; where torch is "
+        f"below 0.8 of the limit ({len(below)}), ltc is faster by {mean:.2f} in the geometric mean"
+    )
 
 
 def arguments_of(description: str) -> argparse.Namespace:
@@ -306,26 +347,39 @@ def arguments_of(description: str) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads")
-    return parser.parse_args()
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: of one thread")
+    parser.add_argument("--products", action="store_true", help="matrix products alone")
+    parser.add_argument("--model", action="store_true", help="products are all generated")
+    arguments = parser.parse_args()
+    if arguments.clock == "processor" and arguments.threads != [1]:
+        parser.error("--clock processor adds up what all threads compute: take --threads 1")
+    return arguments
 
 
 def main() -> None:
     arguments = arguments_of(__doc__)
-    print(f"{ISA.name}; one thread's multiply-adds: {peak() / 1e9:.0f} GF/s")
+    clock, ratios_of_products = CLOCKS[arguments.clock], []
+    limit = peak(clock)
+    print(f"{ISA.name}; one thread's multiply-adds: {limit / 1e9:.0f} GF/s")
     print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
-    for case in cases():
+    for case in cases(arguments):
         if arguments.only not in case.name:
             continue
         for count in arguments.threads:
             torch.set_num_threads(count)
-            seconds = medians(case.ways)
+            seconds = medians(case.ways, clock)
             rates = {name: case.flops / s / 1e9 for name, s in seconds.items()}
             ours = seconds.pop("ltc")
             others = ", ".join(f"{name} {rates[name]:.0f}" for name in seconds)
             ratios = ", ".join(f"{s / ours:.2f}" for s in seconds.values())
+            if case.element_bytes:
+                share = rates["torch"] * 1e9 / (limit * count * 4 / case.element_bytes)
+                ratios_of_products.append((seconds["torch"] / ours, share))
             print(
                 f"| {case.name} | {count} | {rates['ltc']:.0f} | {others} | {ratios} |", flush=True
             )
+    if ratios_of_products:
+        print(summary(ratios_of_products))
 
 
 if __name__ == "__main__":

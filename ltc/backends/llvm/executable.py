@@ -110,6 +110,8 @@ class LlvmComputation(HostComputation):
         self._is_native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
         self._maker_of: dict[tuple[Any, ...], tuple[Callable[[], torch.Tensor], bool]] = {}
         self._prepare_outputs(plan)
+        if plan.called_products:
+            metrics.count("CalledProducts", plan.called_products)
 
     def _prepare_outputs(self, plan: ProgramPlan) -> None:
         known = self._maker_of  # at other sizes, too: most outputs have one size

@@ -141,6 +141,7 @@ class _Planner:
             tuple(self._outputs()),
             self._sums.planned,
             self._checks.table(self._place) if self._checks is not None else None,
+            sum(code.is_call for step in self._steps for code in step.codes),
         )
 
     def stepped(self) -> SteppedPlan:

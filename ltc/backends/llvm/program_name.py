@@ -10,6 +10,7 @@ import torch
 from ltc import config
 from ltc.llvm.compiler import llvm_binding
 from ltc.support.disk_cache import disk_cache
+from ltc.support.process import processors
 from ltc.support.version import source_digest
 
 
@@ -22,7 +23,7 @@ def program_name(key: str) -> str:
     """
     parts = (
         key, source_digest(), torch.__version__, platform.python_version(),
-        config.compiled_settings(), llvm_binding.name_of(""),
+        config.compiled_settings(), llvm_binding.name_of(""), str(processors.count()),
     )  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

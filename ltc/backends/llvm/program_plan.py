@@ -169,6 +169,7 @@ class ProgramPlan:
         outputs: (value, how it becomes an output).
         sums: One-shot sums with other replicas.
         memory: The checks of memory, which lie behind the constants; None: none.
+        called_products: Number of products that are calls of PyTorch's own kernel.
     """
 
     positions: tuple[int, ...]
@@ -187,6 +188,7 @@ class ProgramPlan:
     outputs: tuple[tuple[int, int], ...]
     sums: PlannedSums = PlannedSums()
     memory: MemoryChecks | None = None
+    called_products: int = 0
 
     @property
     def guard(self) -> int:

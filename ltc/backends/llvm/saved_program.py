@@ -85,7 +85,8 @@ def record_of_plan(plan: ProgramPlan) -> list[Any]:
     made = [types.setdefault(one, len(types)) for one in plan.made]
     runs = [_run_record(run, names) for run in plan.runs]
     return [
-        plan.values, plan.arguments, plan.frame, plan.block, _memory_record(plan.memory), list(names), runs,
+        plan.values, plan.arguments, plan.frame, plan.block, _memory_record(plan.memory),
+        plan.called_products, list(names), runs,
         list(map(_check_record, plan.checks)), plan.positions, made,
         [number for output in plan.outputs for number in output],
         *map(
@@ -140,7 +141,7 @@ def _position(origin: Origin | None) -> int:
 
 def plan_of_record(record: list[Any], origin_of: OriginOf) -> ProgramPlan:
     """The plan that `record_of_plan` wrote down."""
-    values, arguments, frame, block, memory, names, runs, *rest = record
+    values, arguments, frame, block, memory, called_products, names, runs, *rest = record
     checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
     return ProgramPlan(
@@ -150,6 +151,7 @@ def plan_of_record(record: list[Any], origin_of: OriginOf) -> ProgramPlan:
         tuple((value, InBlock(*there)) for value, there in in_block),
         tuple(_run(run, names, origin_of) for run in runs),
         tuple(zip(outputs[::2], outputs[1::2])), memory=_memory(memory),
+        called_products=called_products,
     )  # fmt: skip
 
 

@@ -111,7 +111,8 @@ def planned_steps(
         written: Called with the text of each kernel as soon as it is sure to be one of the
             program's.
     """
-    steps, outputs, kernels = [], set(graph.outputs), EqualKernels()
+    steps, outputs = [], set(graph.outputs)
+    kernels = EqualKernels(may_measure=not graph.reproducible)
     for unit in units_of(graph):
         steps.append(step := _step(unit, kernels))
         for code in () if _may_stream(step, outputs) else step.codes:
@@ -141,7 +142,7 @@ def _beside(product: Node, epilogue: Kernel) -> Kernel:
 def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
     if isinstance(unit, Node):
         return ProgramStep(unit, unit.inputs, (unit,))
-    codes = product_codes(unit) if isinstance(unit, Product) else _kernel_codes(unit, kernels)
+    codes = kernels.product(unit) if isinstance(unit, Product) else _kernel_codes(unit, kernels)
     return ProgramStep(unit, unit.reads(), unit.writes(), _settled(codes))
 
 
@@ -188,7 +189,7 @@ def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKe
                 step.codes = _settled([kernels.code(step.unit, frozenset(streamed))])
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
             if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
-                step.codes = _settled(product_codes(step.unit, frozenset(streamed)))
+                step.codes = _settled(kernels.product(step.unit, frozenset(streamed)))
 
 
 def _may_stream(step: ProgramStep, outputs: set[Node]) -> bool:
@@ -382,10 +383,21 @@ class _Order:
 
 
 class EqualKernels:
-    """The kernels of one program: an optimizer has one for each parameter, few of them different."""
+    """The kernels of one program: an optimizer has one for each parameter, few of them different.
 
-    def __init__(self) -> None:
+    Args:
+        may_measure: True if products may be computed in the way that was measured to be faster.
+    """
+
+    def __init__(self, may_measure: bool = False) -> None:
         self._codes: dict[Hashable, KernelCode] = {}
+        self._may_measure = may_measure
+
+    def product(
+        self, product: Product, streamed: frozenset[Node] = frozenset()
+    ) -> list[KernelCode]:
+        """Return the codes that `product_codes` gives under the program's rule."""
+        return product_codes(product, streamed, self._may_measure)
 
     def code(self, kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
         """Return code as `kernel_code` does; the text is that of an equal kernel, if there was one."""

@@ -57,7 +57,7 @@ class TimedComputation:
         words = [words_of_stamps(run) for run in plan.runs]
         self._first = list(itertools.accumulate(words, initial=plan.frame // WORD))
         self._stamps = slice(plan.frame, WORD * self._first[-1])
-        longer = replace(plan, frame=self._stamps.stop)
+        longer = replace(plan, frame=self._stamps.stop, called_products=0)  # they were counted
         self._computation = LlvmComputation(longer, kernels, plan.frame // WORD)
         self._shown: tuple[LlvmComputation, list[str]] | None = None
         self.block_bytes = plan.block
@@ -97,7 +97,9 @@ class TimedComputation:
             runs = [one for run in self._plan.runs for one in _one_by_one(run)]
             facts = self.kernels(graph_of, donated)
             names = [""] * len(runs) if facts is None else [f" {one.name}" for one in facts]
-            alone = LlvmComputation(replace(self._plan, runs=tuple(runs)), self._kernels)
+            alone = LlvmComputation(
+                replace(self._plan, runs=tuple(runs), called_products=0), self._kernels
+            )
             self._shown = alone, names
         computation, names = self._shown
 

@@ -15,12 +15,16 @@ MATH_NAMES = (
     "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow",
     "atan2", "hypot", "fmod", "nextafter", "nextafterf",
 )  # fmt: skip
-THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+THREAD_NAMES = (
+    "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads",
+    "omp_set_num_threads",
+)  # fmt: skip
 SHIM_NAMES = (
     "torch_call_dispatcher", "aoti_torch_create_tensor_from_blob", "aoti_torch_copy_",
     "aoti_torch_delete_tensor_object", "aoti_torch_get_numel", "torch_new_string_handle",
 )  # fmt: skip
-_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES))
+PRODUCT_NAMES = ("aoti_torch_cpu_mm_out", "MKL_Set_Num_Threads_Local")  # the latter is MKL's
+_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES, *PRODUCT_NAMES))
 
 
 def has_symbol(name: str) -> bool:
@@ -45,7 +49,7 @@ def chosen() -> Mapping[str, int]:
     for library in torch_libraries.loaded("libgomp"):
         found.update(_addresses(library, THREAD_NAMES))
     for library in torch_libraries.loaded("libtorch_cpu."):
-        found.update(_addresses(library, SHIM_NAMES))
+        found.update(_addresses(library, (*SHIM_NAMES, *PRODUCT_NAMES)))
     return found
 
 

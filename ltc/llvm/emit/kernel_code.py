@@ -25,6 +25,7 @@ class KernelCode:
         tasks: Number of tasks.
         shifts: Bytes to add to the first pointers, where a kernel begins inside a buffer.
         numbers: Its i64 arguments, after the pointers: what one text leaves open, an outer extent.
+        is_call: True if PyTorch's own kernel computes the product.
     """
 
     text: str
@@ -32,6 +33,7 @@ class KernelCode:
     tasks: int
     shifts: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
+    is_call: bool = False
 
     def settled(self) -> KernelCode:
         """With sizes that are expressions as arguments, and numbers where they can not be these."""

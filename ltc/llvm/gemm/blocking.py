@@ -294,7 +294,7 @@ def has_pairs(dtype: torch.dtype, isa: Isa) -> bool:
 
 def _packs_left(dtype: torch.dtype, isa: Isa, shape: Shape, vectors: int) -> bool:
     """Return True if rows that lie side by side are packed: read in place, each step is in another
-    line.
+    line and, with many rows, in another page.
 
     Rows of tall blocks use most of such a line; their pairs have to be made.
     """
@@ -307,13 +307,7 @@ def _packs_left(dtype: torch.dtype, isa: Isa, shape: Shape, vectors: int) -> boo
         return False
     with by_sample(m, n, k):  # either way is right
         panels = n // (vectors * _width(dtype, isa))
-        is_large = m > FEW_ROWS and k > LONGEST_SUM and panels >= PANELS_OF_A_STRIP
-        return bool(is_large and _steps_collide(dtype, shape))
-
-
-def _steps_collide(dtype: torch.dtype, shape: Shape) -> bool:
-    """Return True if few steps of rows that lie side by side have room in the caches at one time."""
-    return shape.left.column * dtype.itemsize % (ALIASING_BYTES // 4) == 0
+        return bool(m > FEW_ROWS and k > LONGEST_SUM and panels >= PANELS_OF_A_STRIP)
 
 
 def _must_pack(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:

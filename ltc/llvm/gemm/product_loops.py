@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Epilogue, Vectors, reserved
-from ltc.llvm.gemm.blocking import DOT_TILE, STRIP_BLOCKS, STRIP_PANELS, GemmPlan
+from ltc.llvm.gemm.blocking import DOT_TILE, STRIP_BLOCKS, STRIP_PANELS, GemmPlan, Matrix
 from ltc.llvm.gemm.microkernel import (
     STRIP_TILES,
     Dots,
@@ -159,17 +159,11 @@ class ProductLoops:
 
     def _locate(self, batch: Index) -> None:
         """Sets the pointers to this batch's matrices."""
-        v, remaining, plan = self.v, batch, self.plan
+        plan = self.plan
         self.batch_index = batch
-        matrices = (plan.left, plan.right, plan.result)
-        offsets: list[Index] = [0, 0, 0]
-        dimensions = len(plan.left.batch)
-        for dim in reversed(range(dimensions)):
-            remaining, index = divmod(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
-            for i, matrix in enumerate(matrices):
-                offsets[i] = offsets[i] + index * matrix.batch[dim]
         pointers = ("%p1", "%p0", "%p2") if plan.is_transposed else ("%p0", "%p1", "%p2")
-        self.left_at, self.right_at, self.result_at = map(v.at, pointers, offsets)
+        matrices = zip(pointers, (plan.left, plan.right, plan.result))
+        self.left_at, self.right_at, self.result_at = batch_at(self.v, matrices, plan.inner, batch)
 
     def _panel(self, panel: Index, first: Index, last: Index) -> None:
         """The blocks from `first` up to `last` of one panel."""
@@ -380,3 +374,26 @@ class ProductLoops:
             ))  # fmt: skip
 
         self._each_group(plan.panels, count, panel)
+
+
+def batch_at(
+    v: Vectors, matrices: Iterable[tuple[str, Matrix]], inner: tuple[int, ...], batch: Index
+) -> list[str]:
+    """Return where the matrices of number `batch` begin.
+
+    Args:
+        matrices: The first element of each operand, and its strides.
+        inner: Batch extents but the outermost.
+    """
+    numbers: list[Index] = []
+    for extent in reversed(inner):
+        batch, number = divmod(batch, extent)
+        numbers.append(number)
+    numbers.append(batch)
+    places = []
+    for pointer, matrix in matrices:
+        offset: Index = 0
+        for number, stride in zip(numbers, reversed(matrix.batch)):
+            offset = offset + number * stride
+        places.append(v.at(pointer, offset))
+    return places

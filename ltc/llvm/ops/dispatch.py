@@ -19,7 +19,7 @@ from ltc.llvm.emit.elementwise import rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.gemm.blocking import Matrix
+from ltc.llvm.gemm.blocking import Matrix, Shape
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.loop_schedule.iteration_space import nest_of
 from ltc.llvm.loop_schedule.loop_schedule import schedule_of
@@ -31,6 +31,8 @@ from ltc.llvm.loops.values import lanes_of
 from ltc.llvm.native.kernel_run import Fault
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.ops.primitives import PRIMITIVES
+from ltc.llvm.ops.product_call import called_product
+from ltc.llvm.ops.product_choice import is_call_faster
 from ltc.llvm.recurrence.recurrence_codes import can_recur, recurrence_codes
 
 
@@ -48,16 +50,20 @@ class ScratchBuffer:
     nbytes: int
 
 
-def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> list[KernelCode]:
+def product_codes(
+    product: Product, streamed: frozenset[Node] = frozenset(), may_measure: bool = False
+) -> list[KernelCode]:
     """The kernels that compute a product, in order.
 
     Args:
         streamed: The nodes that the epilogue of a matrix product writes past the caches.
+        may_measure: True if PyTorch's kernel is called for a matrix product where it was measured
+            to be faster.
     """
     if product.node.op in PRIMITIVES:
         return PRIMITIVES[product.node.op].codes(product)
     if product.node.op is ops.MATMUL:
-        return _matmul(product, streamed)
+        return _matmul(product, streamed, may_measure)
     if product.node.op.kind == "attention":
         return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
     if product.node.op.kind == "recurrence":
@@ -166,19 +172,24 @@ class _Epilogue:
         return any(offset.coefficient(variable) for variable in range(self.rows))
 
 
-def _matmul(product: Product, streamed: frozenset[Node]) -> list[KernelCode]:
+def _matmul(product: Product, streamed: frozenset[Node], may_measure: bool) -> list[KernelCode]:
     node, epilogue = product.node, _Epilogue(product, streamed)
     *batch, m, n = node.shape
     k = node.inputs[0].shape[-1]
     left, right = (_matrix(access.offset, len(node.shape)) for access in product.operands)
     result = _matrix(flattened(identity(node.shape), node.shape), len(node.shape))
-    kernel = matmul(
-        "kernel", node.dtype, tuple(batch), (m, n, k), left, right,
-        Matrix(n, 1, result.batch), isa(), epilogue.function, len(epilogue.nodes),
-    )  # fmt: skip
+    shape = Shape(tuple(batch), m, n, k, left, right, Matrix(n, 1, result.batch))
+    fused = epilogue.function, len(epilogue.nodes)
+    is_call = may_measure and is_call_faster(node.dtype, shape, isa())
+    if is_call:
+        kernel = called_product(node.dtype, shape, isa(), *fused)
+    else:
+        kernel = matmul(
+            "kernel", node.dtype, shape.batch, (m, n, k), left, right, shape.result, isa(), *fused
+        )
     shifts = tuple(access.offset.constant * node.dtype.itemsize for access in product.operands)
     nodes = (*[access.node for access in product.operands], epilogue.main, *epilogue.nodes)
-    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers)]
+    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers, is_call)]
 
 
 def _matrix(offset: Affine, rank: int) -> Matrix:

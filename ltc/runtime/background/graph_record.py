@@ -26,6 +26,7 @@ def record_of_graph(graph: Graph) -> dict[str, Any]:
         "outputs": [place[node] for node in graph.outputs],
         "origins": [[place[n], o.position] for n, o in graph.origins.items() if n in place],
         "scratch": record_of(graph.scratch),
+        "reproducible": graph.reproducible,
     }
 
 
@@ -41,5 +42,6 @@ def graph_of_record(record: dict[str, Any]) -> Graph:
 
     origins = {nodes[node]: Origin("", "", position) for node, position in record["origins"]}
     return Graph(
-        those("inputs"), those("scalars"), those("outputs"), origins, value_of(record["scratch"])
-    )
+        those("inputs"), those("scalars"), those("outputs"), origins,
+        value_of(record["scratch"]), record["reproducible"],
+    )  # fmt: skip
