@@ -448,8 +448,8 @@ class ProfiledFrame:
         timeline: Any = spans.timeline
         self._timeline: spans.Timeline = timeline
         is_peak = timeline.is_peak(device, _held(device, self._timed))  # whose buffers get names
-        has_frame = isinstance(self._timed, TimedFrames) and not is_peak
-        self.launch: FrameLaunch | None = self._timed.in_frame() if has_frame else None
+        framed = self._timed if isinstance(self._timed, TimedFrames) and not is_peak else None
+        self.launch: FrameLaunch | None = None if framed is None else framed.in_frame()
 
     def ran(self, begin: int, frame: int) -> None:
         """Note the run that is just over.
