@@ -227,7 +227,7 @@ class Policy:
         place = behind.place_behind(self._before)
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
         if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
-            place.awaits = True
+            place.awaits = behind.awaits = True  # the latter for a path that comes behind itself
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
             if is_power_of_two(like.returns):

@@ -41,7 +41,7 @@ class Summed(NamedTuple):
         inputs: The number of their operands that are older than the recording.
         reads, marks: The ends that were passed since the last one that Python has heard of.
         exact_behind, shape_behind: The hashes of the recording before this one.
-        exact_before, shape_before: Those of the one before that.
+        exact_before, shape_before: The hashes of the recording before that one.
     """
 
     exact: int = 0

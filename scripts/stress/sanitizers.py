@@ -44,10 +44,10 @@ ALL = (
 
 
 class Sanitizer(NamedTuple):
-    """How the core is built, and how processes run with it.
+    """A build of the core, and the environment of processes that run with it.
 
     Attributes:
-        flags: What the compiler is told.
+        flags: The options of the compiler.
         runtimes: Libraries of the compiler's that come before all others of a process.
         options: Variables of the environment; `log_path` and suppressions are added to each.
         silenced: Lines of the file of suppressions.

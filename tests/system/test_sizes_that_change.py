@@ -652,7 +652,7 @@ def test_a_path_that_ends_at_a_call_of_unknown_shape_is_not_left_there(monkeypat
         ltm.mark_step()
         torch.testing.assert_close(total.cpu(), (x[x[:, 0] > 0] * 2).sum(1).cos())
 
-    for _ in range(6):
+    for _ in range(8):
         step(draws.randint(40, 90))
     with metrics.counted() as grown:
         for _ in range(6):

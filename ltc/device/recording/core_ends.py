@@ -6,8 +6,8 @@ where it asks for them.  That takes a tenth of an end in Python, which makes a S
 
 A launch that LTC_CHECK looks at is launched here as well: its checks are kernels among the others.  Of a
 launch in a profile, the kernels that tell their times run in place of those that do not, and the profile is
-told behind it.  Python ends a recording where somebody is to see its calls one by one (ltc.compile, which
-observes a call; a hint's sample), its kernels (PyTorch's profiler), or the buffers of a new peak of memory.
+told behind it.  Python ends a recording whose calls are to be seen one by one (by ltc.compile, which
+observes a call; by a hint's sample), its kernels (PyTorch's profiler), or the buffers of a new peak of memory.
 """
 
 from __future__ import annotations

@@ -461,8 +461,8 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
         return recorder.unnoted
     if summed.reads or summed.marks:
         recorder.ended = recorder.sketches.entry_of(summed.exact_behind, summed.shape_behind)
-        before = recorder.sketches.entry_of(summed.exact_before, summed.shape_before)
-        recorder.policy.passed(summed.reads, summed.marks, before.ended_path)
+        recorder.before = recorder.sketches.entry_of(summed.exact_before, summed.shape_before)
+        recorder.policy.passed(summed.reads, summed.marks, recorder.before.ended_path)
     if not summed.calls:
         return recorder.root
     entry = recorder.sketches.entry_of(summed.exact, summed.shape)

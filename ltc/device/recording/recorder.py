@@ -95,6 +95,7 @@ class Recorder:
         is_left: True after a side exit: the end of the recording is no path's end.
         unnoted: The entry that stands for all calls that were not noted.
         sketches: The paths of which only a hash is kept.
+        ended, before: The last entries of the path before this recording, and of the one before that.
         by_shape: The last entry of the latest path of each `shape_hash`.
         immediate: The session that runs every call of this recording; None if calls are followed.
         now: The same session for kernels: None while another thread ends the recording.
@@ -110,7 +111,7 @@ class Recorder:
         "inputs", "scalars", "foreign", "token", "replica", "exchanges", "recordings",
         "interrupted", "immediate", "now", "drawn", "optimizer_steps", "steps_since_mark",
         "steps_between_marks", "marked_by", "policy", "begins", "is_left", "unnoted", "sketches",
-        "by_shape", "fork_evidence", "cut_by", "cut_here", "ended", "entries", "has_grown",
+        "by_shape", "fork_evidence", "cut_by", "cut_here", "before", "ended", "entries", "has_grown",
         "lock", "draw", "session", "walk", "walked", "is_unlearned", "learner", "decided", "__weakref__",
     )  # fmt: skip
 
@@ -170,7 +171,7 @@ class Recorder:
         if root is None:
             root = self.roots[dtype] = Entry(None, None, None)
         if root is not self.root:
-            self.root = self.ended = root
+            self.root = self.ended = self.before = root
         self.last = root
         self.begins = Begin.NOTE if self.is_left else self.decided or self.decide(self.ended)
         self.decided = None
@@ -194,7 +195,7 @@ class Recorder:
 
     def pass_cut(self, ended: Entry, begins: Begin) -> None:
         """Begin another recording; its calls go on in the session that there is."""
-        self.ended, self.begins, self.decided = ended, begins, None
+        self.before, self.ended, self.begins, self.decided = self.ended, ended, begins, None
         self.optimizer_steps.clear()
         self.recordings += 1
 
@@ -202,7 +203,7 @@ class Recorder:
 
     def _choose_track(self, core: Core) -> None:
         """Leave the recording to the core, if it knows what came here the last time; else have it learned."""
-        place, self.is_unlearned = self.ended, False
+        place, self.is_unlearned = self.ended.place(self.before), False
         if watching or not self.device.has_one_recorder():
             return
         if place.track is not None and place.track.entries[0] is self.root:
@@ -213,7 +214,7 @@ class Recorder:
             self.learner = Learner(self)
             core.learn(self.session)
         else:
-            self.is_unlearned = place.learned > 1
+            self.is_unlearned = place.is_refused
 
     def catch_up(self) -> None:
         """Follow the recording in Python from here on; what the core has followed is known then."""
@@ -226,7 +227,7 @@ class Recorder:
         if walk.is_left_early and self.last is not self.root:
             metrics.count("TracksLeft")
             if walk.track.is_to_be_learned_again():
-                self.ended.track = None
+                self.ended.place(self.before).track = None
 
     def walk_again(self, recording: int) -> None:
         """Leave the recording of that number to the core again, unless something is recorded in it by now."""
@@ -243,10 +244,13 @@ class Recorder:
     def _keep_track(self) -> None:
         """The recording has ended: what was learned of it leads from where it began."""
         learner, self.learner = self.learner, None
-        track = None if learner is None else learner.track()
+        if learner is None:
+            return
+        track, place = learner.track(), self.ended.place(self.before)
+        place.is_refused = track is None
         if track is not None and track.entries[-1] is self.last:
             metrics.count("TracksLearned")
-            self.ended.track = track
+            place.track = track
 
     def _expected(self) -> Entry:
         """The entry that a recording begins with; STOPPED where its calls run at once."""
@@ -503,7 +507,7 @@ class Recorder:
             self.optimizer_steps.clear()
         self._keep_track()
         self.recordings += 1
-        self.ended = self.last
+        self.before, self.ended = self.ended, self.last
         self.choose_paths()  # first: the number may not be readable, and the old one has ended
         if self.has_grown:
             self.has_grown = False

@@ -139,7 +139,7 @@ def _run_at_once(recorder: Recorder) -> None:
 def _leave_path(recorder: Recorder) -> FollowedPart:
     """A side exit: start what was followed so far; what comes is noted behind it."""
     metrics.count("SideExits")
-    evidence, behind = recorder.fork_evidence, recorder.ended
+    evidence, before, behind = recorder.fork_evidence, recorder.before, recorder.ended
     recorder.policy.left(behind.ended_path)
     part = FollowedPart(recorder)
     recorder.is_left = True
@@ -148,7 +148,7 @@ def _leave_path(recorder: Recorder) -> FollowedPart:
     finally:
         recorder.is_left = False
     part.started()
-    recorder.ended, recorder.begins = behind, Begin.NOTE
+    recorder.before, recorder.ended, recorder.begins = before, behind, Begin.NOTE
     explain_side_exit(evidence)
     show_left(recorder.policy, behind.ended_path, part.calls, "the step left their path")
     return part
