@@ -118,8 +118,7 @@ def program_for(
         calls = live_calls(path(), outputs)
         known = _binding(calls, outputs, replaced, device)
     elif (program := known.program()) is not None:
-        note_use(program)
-        count_found()
+        count_use(program)
         return program, known
 
     def build() -> Program:
@@ -137,13 +136,23 @@ def program_for(
     return program, known
 
 
-def known_program(binding: ProgramBinding) -> Program | None:
+def kept_program(binding: ProgramBinding) -> Program | None:
     """The program of a recording that ended so before, where it is kept and settings are as they were."""
-    program = binding.program() if binding.key[1] == settings_now() else None
+    return binding.program() if binding.key[1] == settings_now() else None
+
+
+def known_program(binding: ProgramBinding) -> Program | None:
+    """The same, which is launched now."""
+    program = kept_program(binding)
     if program is not None:
-        note_use(program)
-        count_found()
+        count_use(program)
     return program
+
+
+def count_use(program: Program) -> None:
+    """Count that a program which was compiled before is launched."""
+    note_use(program)
+    count_found()
 
 
 def _binding(

@@ -26,7 +26,7 @@ from ltc.device.user_line import told_of_lack, user_line
 from ltc.native.core import CORE
 from ltc.runtime import core_reservation
 from ltc.runtime.account import account_of
-from ltc.runtime.compile import ProgramBinding, known_program
+from ltc.runtime.compile import ProgramBinding, count_use, kept_program
 from ltc.runtime.dump import save_graph
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.program import ProfiledFrame, Program, note_launch, note_run
@@ -65,7 +65,7 @@ class CoreEnd:
 
     def program(self) -> Program | None:
         """Return the program if it is to be launched as it was, in the caller's thread."""
-        program = known_program(self._binding)
+        program = kept_program(self._binding)
         if program is None or program.seconds > self.longest:
             return None
         return program if self.is_of(program) else None
@@ -112,6 +112,7 @@ class CoreEnd:
         if profiled is not None:
             profiled.ran(began, core.frame())
         program.seconds = elapsed * 1e-9
+        count_use(program)
         note_launch(program.calls, 0)
         note_run(elapsed)
         _ENDS.happened(*self._made)
