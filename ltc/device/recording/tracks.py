@@ -272,6 +272,8 @@ def _outcome(
     operands: Sequence[torch.Tensor], made: Sequence[torch.Tensor], is_view: bool, entry: Entry
 ) -> int:
     """Return VIEWED where a call has made views of its first operand, RECORDED where it has made none."""
+    if any([tensor.device.type == "cpu" for tensor in made]):  # a factory's, asked for there
+        return REFUSED
     given = [storage_of(tensor).lazy for tensor in operands]
     states = [state for state in (storage_of(tensor).lazy for tensor in made) if state not in given]
     if any([state.buffer is not None for state in states]):
