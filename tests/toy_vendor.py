@@ -107,12 +107,12 @@ ROWS = {
 
 
 def accepts(node):
-    """Whether NumPy has the dtypes of the node and its operands."""
+    """Return True if NumPy has the dtypes of the node and its operands."""
     return all(getattr(n.type, "dtype", None) in DTYPES for n in (node, *node.inputs))
 
 
 class ToyComputation:
-    """A graph, interpreted at each launch; a buffer is an array that nobody writes to again."""
+    """A graph, interpreted at each launch; a buffer is an array that is never written to again."""
 
     def __init__(self, graph):
         self.graph = graph

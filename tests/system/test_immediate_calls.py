@@ -506,6 +506,7 @@ def test_what_does_nothing_but_raise_is_run(left_alone):
     assert inverse.tolist() == (torch.eye(3) / 2).tolist()
 
 
+@pytest.mark.skipif(CORE is not None, reason="the core sums such calls up: none is left alone")
 def test_a_read_ends_only_what_has_run_for_long(monkeypatch):
     monkeypatch.setattr(immediate_session, "UNNOTED_CALLS", 8)
     monkeypatch.setattr(policy, "SHORT_PATHS", 0)  # all that is not behind such calls is left alone
