@@ -9,7 +9,7 @@ path, calls run at once. The policy decides by counts alone: it knows no tensor 
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Any, Protocol
 
 MIN_RETURNS = 1  # times a path comes back before its program is asked for
 MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
@@ -54,12 +54,14 @@ class Junction:
         pause: Recordings that are noted here before one is followed again.
         backoff: The length of the last pause; 0 where the last guess was right.
         awaits: True if what comes is to be noted, since its sketch has come back.
+        learned: The recorder's own record of what begins here.
     """
 
-    __slots__ = ("following", "pause", "backoff", "awaits")
+    __slots__ = ("following", "pause", "backoff", "awaits", "learned")
 
     def __init__(self) -> None:
         self.following: Path | None = None
+        self.learned: Any = None
         self.pause = self.backoff = 0
         self.awaits = False
 
@@ -70,8 +72,8 @@ class Path(Junction):
     Attributes:
         returns: The number of times that it came back.
         program: Its program, once asked for.
-        places: The places behind it, by the path that it came behind: a short path, such as a check,
-            comes several times in a step, each time with another one behind it.
+        places: The places behind paths that came behind it, by these: a short path, such as a check, comes
+            several times in a step, each time behind another one. A place keeps nothing older alive.
         ends_in_core: False if Python has to end what is followed along it.
         is_short: True if following it has turned out to take longer than its calls.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
@@ -89,11 +91,11 @@ class Path(Junction):
         self.is_followed = self.is_short = False
         self.ends_in_core, self.calls = True, 0
 
-    def place_behind(self, before: Path) -> Junction:
-        """Return the place behind this path where it came behind another."""
-        if before not in self.places and len(self.places) >= MAX_NEW_PATHS:
+    def place_behind(self, path: Path) -> Junction:
+        """Return the place behind a path that came behind this one."""
+        if path not in self.places and len(self.places) >= MAX_NEW_PATHS:
             self.places.clear()
-        return self.places.setdefault(before, Junction())
+        return self.places.setdefault(path, Junction())
 
 
 class Policy:
@@ -224,10 +226,10 @@ class Policy:
             in_core: the weight is that of a path which the core would follow and launch.
         """
         is_known = path.returns >= 0 and _is_like(self.place_of(behind).following, path)
-        place = behind.place_behind(self._before)
+        place = self._own_place(behind)
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
         if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
-            place.awaits = behind.awaits = True  # the latter for a path that comes behind itself
+            place.awaits = True
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
             if is_power_of_two(like.returns):
@@ -325,16 +327,19 @@ class Policy:
 
         Else it is the one of all paths that came once.
         """
-        place = behind.places.get(self._before, behind)
+        place = self._before.places.get(behind, behind)
         known = place if place.following else behind
         return known if known.following else self.unnoted
+
+    def _own_place(self, behind: Path) -> Junction:
+        """Return the place to remember what comes behind a path: one that came once has one place alone."""
+        return self._before.place_behind(behind) if behind.returns > 0 else behind
 
     def _note_place(self, path: Path, behind: Path) -> None:
         place = self.place_of(behind)
         if place is self.unnoted:
             self._is_sure = place.following is path
-        behind.following = place.following = path
-        behind.place_behind(self._before).following = path
+        behind.following = place.following = self._own_place(behind).following = path
         self._before = behind
 
     def _count_new(self, is_new: bool) -> None:

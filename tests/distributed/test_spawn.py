@@ -583,15 +583,20 @@ if __name__ == "__main__":
 """
 
 
-def test_under_torchrun_the_ranks_are_torchruns(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TORCHRUN)
-    done = subprocess.run(
+def under_torchrun(folder, text):
+    """Run a script in two processes of torchrun's."""
+    script = folder / "train.py"
+    script.write_text(text)
+    return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_under_torchrun_the_ranks_are_torchruns(tmp_path):
+    done = under_torchrun(tmp_path, TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "values: [(0, 6.0), (1, 6.0)]\n"
 
@@ -612,17 +617,11 @@ if __name__ == "__main__":
 
 
 def test_torchruns_summary_has_the_error_of_the_rank_that_failed(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(FAILS)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = under_torchrun(tmp_path, FAILS)
     assert done.returncode == 1
     summary = done.stderr.partition("Root Cause (first observed failure)")[2]
     assert "rank      : 1" in summary and "ValueError: bad batch" in summary
+    script = tmp_path / "train.py"
     assert f'File "{script}", line 8, in train' in summary
 
 

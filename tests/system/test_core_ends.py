@@ -74,6 +74,7 @@ class Training:
             self.losses.append(loss.item())
         if self.device != "cpu":
             compile_behind.wait()
+            ltm.wait_device_ops()  # behind a launch that is under way, Python makes the next one
         return loss
 
     def run(self, event: Callable[[Training], Any] | None = None) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """The policy decides by counts: driven here by lists of events, without a tensor."""
 
 import ast
+import gc
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -428,6 +429,22 @@ def test_sketches_that_come_back_for_ever_are_noted_ever_less():
         else:
             decides.sketched(path, path, 20, 20, False, None)
     assert noted <= 10
+
+
+def test_paths_that_never_come_back_are_not_kept(quick_calls):
+    """A place knows what may come behind it; nothing newer keeps what is older."""
+
+    def living() -> int:
+        gc.collect()
+        return sum(isinstance(one, policy.Path) for one in gc.get_objects())
+
+    decides, behind, before = policy.Policy(sketches=True), policy.Path(), living()
+    for _ in range(1000):
+        path = policy.Path()
+        decides.sketched(path, behind, 3, 3, True, None)
+        decides.begin(path)
+        behind = path
+    assert living() - before < 10
 
 
 # --- where decisions are made ---------------------------------------------------------------------

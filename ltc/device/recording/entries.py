@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltc.aten.call import Call, CallResult
-from ltc.device.policy import MAX_NEW_PATHS, Path, is_power_of_two
+from ltc.device.policy import Path
 from ltc.runtime.buffer import byte_size
 
 INPUT = "ltc::input"
@@ -27,27 +27,6 @@ def _without_sizes(part: Any) -> Any:
     if kind is tuple or kind is list:
         return tuple([_without_sizes(one) for one in part])
     return kind if kind is int or kind is CallResult else part
-
-
-class Start:
-    """A place where recordings begin, and what the core has learned of them.
-
-    Attributes:
-        track: The calls that came from here, as the core follows them.
-        comes: Recordings that were followed from here in Python.
-        is_refused: True if the core could not learn the last one.
-    """
-
-    __slots__ = ("track", "comes", "is_refused")
-
-    def __init__(self) -> None:
-        self.track: Any = None  # of tracks.py
-        self.comes, self.is_refused = 0, False
-
-    def is_to_be_learned(self) -> bool:
-        """Return True if the recording that comes here is to be learned: the second time, the fourth…"""
-        self.comes += 1
-        return self.comes > 1 and is_power_of_two(self.comes)
 
 
 class Entry:
@@ -71,7 +50,6 @@ class Entry:
         follows_default: True if a call on the path up to here depends on torch's default dtype.
         symbolic: The paths of symbols that go on from here; None where there is none.
         of: (path, position) of an entry of a path of symbols; else None.
-        places: The places where recordings behind this path begin, by the path before it.
     """
 
     __slots__ = (
@@ -93,7 +71,6 @@ class Entry:
         "follows_default",
         "symbolic",
         "of",
-        "places",
     )
     next: Entry
     parent: Any  # an Entry; None of a root
@@ -109,13 +86,12 @@ class Entry:
     memory: Path | None
     symbolic: Any
     of: Any  # of device/symbolic/
-    places: dict[Entry, Start] | None
 
     def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
         self.bindings, self.ended, self.run, self.memory = _NONE, None, None, None
-        self.symbolic = self.of = self.places = None
+        self.symbolic = self.of = None
         self._shape_hash: int | None = None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
@@ -147,12 +123,6 @@ class Entry:
         if self.memory is None:
             self.memory = Path()
         return self.memory
-
-    def place(self, before: Entry) -> Start:
-        """Return the place behind the path that ends here, where it came behind another, as in the policy."""
-        if self.places is None or len(self.places) >= MAX_NEW_PATHS:
-            self.places = {}
-        return self.places.setdefault(before, Start())
 
     def path_to(self) -> list[Call]:
         """Return the calls up to this entry, in order."""

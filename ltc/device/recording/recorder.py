@@ -39,7 +39,7 @@ from ltc.device.recording.entries import (
     TakesOtherPath,
 )
 from ltc.device.recording.state import State
-from ltc.device.recording.tracks import Learner, Walk
+from ltc.device.recording.tracks import Learner, Start, Walk
 from ltc.device.symbolic.path_selection import entry_for, other_way
 from ltc.device.torch_device import empty_tensor
 from ltc.device.user_line import warn_user
@@ -201,9 +201,17 @@ class Recorder:
 
     # --- in the core
 
+    def _start(self) -> Start:
+        """Return what the core has learned of recordings that begin where this one has."""
+        place = self.before.ended_path.place_behind(self.ended.ended_path)
+        if place.learned is None:
+            place.learned = Start()
+        start: Start = place.learned
+        return start
+
     def _choose_track(self, core: Core) -> None:
         """Leave the recording to the core, if it knows what came here the last time; else have it learned."""
-        place, self.is_unlearned = self.ended.place(self.before), False
+        place, self.is_unlearned = self._start(), False
         if watching or not self.device.has_one_recorder():
             return
         if place.track is not None and place.track.entries[0] is self.root:
@@ -227,7 +235,7 @@ class Recorder:
         if walk.is_left_early and self.last is not self.root:
             metrics.count("TracksLeft")
             if walk.track.is_to_be_learned_again():
-                self.ended.place(self.before).track = None
+                self._start().track = None
 
     def walk_again(self, recording: int) -> None:
         """Leave the recording of that number to the core again, unless something is recorded in it by now."""
@@ -246,7 +254,7 @@ class Recorder:
         learner, self.learner = self.learner, None
         if learner is None:
             return
-        track, place = learner.track(), self.ended.place(self.before)
+        track, place = learner.track(), self._start()
         place.is_refused = track is None
         if track is not None and track.entries[-1] is self.last:
             metrics.count("TracksLearned")

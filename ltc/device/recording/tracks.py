@@ -60,6 +60,27 @@ class Track:
         return link if index < 0 else link[index]
 
 
+class Start:
+    """A place where recordings begin, and what the core has learned of them.
+
+    Attributes:
+        track: The calls that came from here, as the core follows them.
+        comes: Recordings that were followed from here in Python.
+        is_refused: True if the core could not learn the last one.
+    """
+
+    __slots__ = ("track", "comes", "is_refused")
+
+    def __init__(self) -> None:
+        self.track: Track | None = None
+        self.comes, self.is_refused = 0, False
+
+    def is_to_be_learned(self) -> bool:
+        """Return True if the recording that comes here is to be learned: the second time, the fourth…"""
+        self.comes += 1
+        return self.comes > 1 and is_power_of_two(self.comes)
+
+
 class Walk:
     """One run of the core along a track.
 
