@@ -21,7 +21,7 @@ from ltc.debug import metrics
 from ltc.device.policy import Policy
 from ltc.runtime import first_runs
 from ltc.runtime.background import compile_behind
-from ltc.runtime.program import Program
+from ltc.runtime.program import Program, _Work
 from ltc.runtime.program_of_sizes import Variant
 from tests.networks.drawing import LARGE, SMALL
 from tests.networks.network import Leaf, Network, Step, head, precision
@@ -121,22 +121,22 @@ def counted_by_tier() -> Iterator[Counter[str]]:
     found: Counter[str] = Counter()
     counters = {IMMEDIATE: "ImmediateSteps", IN_CORE: "CoreLaunches"}
     before = {tier: metrics.counter_value(name) or 0 for tier, name in counters.items()}
-    chosen, program_at = Program._chosen, Variant.program_at
-    Program._chosen = _counting(chosen, found)  # type: ignore[method-assign]
+    started, program_at = _Work.__init__, Variant.program_at
+    _Work.__init__ = _counting(started, found)  # type: ignore[method-assign]
     Variant.program_at = _marking(program_at)  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        Program._chosen, Variant.program_at = chosen, program_at  # type: ignore[method-assign]
+        _Work.__init__ = started  # type: ignore[method-assign]
+        Variant.program_at = program_at  # type: ignore[method-assign]
         for tier, name in counters.items():
             found[tier] += (metrics.counter_value(name) or 0) - before[tier]
 
 
-def _counting(chosen: Callable, found: Counter[str]) -> Callable:
-    def counted(program: Program) -> Any:
-        result = chosen(program)
-        found[_tier_of(program, result[0])] += 1
-        return result
+def _counting(started: Callable, found: Counter[str]) -> Callable:
+    def counted(work: Any, program: Program, chosen: Any, *others: Any) -> None:
+        found[_tier_of(program, chosen[0])] += 1
+        started(work, program, chosen, *others)
 
     return counted
 

@@ -47,7 +47,11 @@ def test_reads_after_few_calls_start_no_programs():
     read(2 * SHORT_PATHS)
     with metrics.counted() as grown:
         read(20)
-    assert (grown["ExecuteTime"], grown["ImmediateSteps"], grown["RecordedEntries"]) == (0, 0, 0)
+    summed_up = (
+        0 if CORE is None else 20
+    )  # recordings that run at once, of which the core keeps sums
+    assert (grown["ExecuteTime"], grown["RecordedEntries"]) == (0, 0)
+    assert grown["ImmediateSteps"] == summed_up
 
 
 @pytest.mark.noted_at_once("it counts what is noted")
@@ -67,7 +71,7 @@ def test_what_a_read_ends_after_few_calls_is_not_compiled():
     assert grown["UncachedCompile"] == grown["TierUp"] == grown["ExecuteTime"] == 0
 
 
-def test_what_a_mark_ends_between_short_reads_is_left_alone_with_them():
+def test_what_a_mark_ends_between_short_reads_is_left_alone_with_them(quick_calls):
     """As at a detector's end: a mask is read, and what follows ends at the step's mark."""
     x = torch.arange(12.0).to("ltc:0")
     with metrics.counted() as grown:
@@ -76,7 +80,7 @@ def test_what_a_mark_ends_between_short_reads_is_left_alone_with_them():
             found = (kept[:, None] - kept).atan().sum(-1)
             ltm.mark_step()
             assert found.shape == (11 - number % 5,)
-    assert grown["ImmediateSteps"] >= 3 * SHORT_PATHS
+    assert grown["ImmediateSteps"] >= 3 * SHORT_PATHS - 1  # a session is counted as it begins
     assert grown["UncachedCompile"] <= 2
 
 
@@ -343,7 +347,7 @@ def test_a_copy_to_the_device_has_a_gradient_there_and_its_memory_is_counted_at_
     ],
     ids=["mask", "masked_select", "nonzero", "unique", "bincount"],
 )
-def test_a_size_that_depends_on_values_is_a_read(chosen):
+def test_a_size_that_depends_on_values_is_a_read(quick_calls, chosen):
     """A recording ends there, too: steps of it that nobody reads go on to run at once."""
     x = torch.rand(20) * 3
     read(2 * SHORT_PATHS)
