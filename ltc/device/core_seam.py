@@ -7,7 +7,6 @@ operands; Python takes a value back, with all that lie in its memory, where it a
 from __future__ import annotations
 
 import enum
-import functools
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ltc.aten.schema import overload_named
 from ltc.aten.wide_sums import adds_in_16_bits
 from ltc.backends.kernel_call import takes_memory_as_it_lies
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
@@ -25,7 +25,7 @@ from ltc.device.immediate.immediate_session import STEPS, ImmediateSession, sess
 from ltc.device.ops import copies, quick_copies, storages
 from ltc.device.recording import gradient_views
 from ltc.device.recording import state as states
-from ltc.device.recording.fast_path import overload_named
+from ltc.device.recording.core_links import link_of, told_of
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.run_now import how_to_run
 from ltc.device.recording.signature import (
@@ -163,7 +163,22 @@ def _lend(tensor: torch.Tensor, number: int) -> torch.Tensor | None:
     return host
 
 
-def _let_go(base: State, storage: Any, session: ImmediateSession) -> torch.Tensor | None:
+def _lend_view(tensor: torch.Tensor, number: int) -> bool:
+    """The core has a view from before the recording, and its base, of which nothing is recorded; False if not."""
+    try:
+        state: State = storage_of(tensor).lazy
+    except AttributeError:
+        return False
+    base = state.base
+    if base is None or is_second(tensor) or state.value is not None:
+        return False
+    if not base.is_in_core and base.value is not None:
+        return False
+    _join(tensor, state, number, None)
+    return state.is_in_core
+
+
+def _let_go(base: State, storage: Any, session: ImmediateSession | None) -> torch.Tensor | None:
     """Return the value of a state that is no view, whose views are derived again where they are next used.
 
     None where it, or one of these, is to stay here.
@@ -174,7 +189,8 @@ def _let_go(base: State, storage: Any, session: ImmediateSession) -> torch.Tenso
     views = base.living_views()
     if views and (gradient_views.running or not host.is_contiguous()):
         return None  # in a backward, some are to be independent when it ends
-    if any([v.buffer or (v.value and v.value.recorder is not session.recorder) for v in views]):
+    recorder = None if session is None else session.recorder
+    if any([v.buffer or (v.value and v.value.recorder is not recorder) for v in views]):
         return None
     for view in views:
         view.value, view.base_storage = None, storage
@@ -183,9 +199,12 @@ def _let_go(base: State, storage: Any, session: ImmediateSession) -> torch.Tenso
     return host
 
 
-def _host_of(state: State, session: ImmediateSession) -> torch.Tensor | None:
+def _host_of(state: State, session: ImmediateSession | None) -> torch.Tensor | None:
     """Return the value of a state that is no view, as the core takes it; None where it does not."""
     value, buffer = state.value, state.buffer
+    if session is None:
+        host = None if value is not None else host_of(buffer)
+        return host.clone() if host is not None and buffer.shared else host
     if value is None:
         host = host_of(buffer)
     else:
@@ -194,12 +213,16 @@ def _host_of(state: State, session: ImmediateSession) -> torch.Tensor | None:
     return host if host is None or session.owns(buffer) else host.clone()
 
 
-def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSession) -> None:
-    """The core has a view from now on if it can have the view's base."""
+def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSession | None) -> None:
+    """The core has a view from now on if it can have the view's base.
+
+    Args:
+        session: The session in which calls run at once; None where nothing of the two is recorded.
+    """
     base: Any = view.base
     if gradient_views.running:
         return  # it may have to be independent when the backward ends
-    links = tuple([_described(*link) for link in view.chain])
+    links = tuple([told_of(*link) for link in view.chain])
     if None in links or not hasattr(base, "number_in_core") or not is_plain_now():
         return
     if not base.is_in_core:
@@ -211,16 +234,6 @@ def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSess
         _have_in_core(base, base.number_in_core)
     if torch.ops.ltc_core.join(tensor, base.number_in_core, links):
         _have_in_core(view, number)
-
-
-def _described(overload: Any, args: tuple, kwargs: dict, index: int | None) -> tuple | None:
-    """Return a link of a chain as the core has it: the inverse of `_link`."""
-    signature = _signature(overload.name())
-    arguments = signature.in_schema_order((None, *args), kwargs)[1:]
-    given = [list(one) if isinstance(one, (tuple, list)) else one for one in arguments]
-    if any([one == [] or isinstance(one, torch.dtype) for one in given]):
-        return None  # to the core an empty list has no type, and a dtype is a number
-    return signature.name, tuple(given), -1 if index is None else index
 
 
 def _have_in_core(state: State, number: int) -> None:
@@ -381,7 +394,7 @@ def _adopt(members: Any) -> None:
         state.number_in_core = number
         if place >= 0:
             base = adopted[place]
-            state.base, state.chain = base, tuple(map(_link, links))
+            state.base, state.chain = base, tuple([link_of(*link) for link in links])
             if state.views is None or state.views is not base.views:
                 base.add_view(state)
         adopted.append(state)
@@ -400,21 +413,6 @@ def _buffer(host: torch.Tensor, is_alone: bool) -> Buffer:
     return Buffer(input_key(tuple(host.shape), host.dtype), 0, host)
 
 
-_signature = functools.cache(lambda name: Signature(overload_named(name)))
-
-
-def _link(link: Any) -> tuple:
-    name, arguments, index = link
-    signature = _signature(name)
-    args, kwargs = [], {}
-    for argument, given in zip(signature.arguments[1:], arguments):
-        if not argument.keyword_only:
-            args.append(given)
-        elif given is not None:
-            kwargs[argument.name] = given
-    return signature.overload, tuple(args), kwargs, None if index < 0 else index
-
-
 def install(core: Core) -> None:
     """Connect the two; the kernels of Python are registered by then."""
     global _library
@@ -424,6 +422,7 @@ def install(core: Core) -> None:
         "rule(str overload) -> int": _rule,
         "lend(Tensor tensor, int number) -> Tensor?": _lend,
         "lend_to_walk(Tensor tensor, int number) -> Tensor?": _lend_to_walk,
+        "lend_view(Tensor tensor, int number) -> bool": _lend_view,
         "end_at_read(bool is_number) -> bool": end_at_read,
         "may_look() -> bool": _may_look,
         "look() -> ()": _look,

@@ -460,3 +460,65 @@ def test_a_program_is_followed_however_late_it_comes(monkeypatch):
         compile_behind.wait()
         train(STEPS)
     assert grown["CoreLaunches"]
+
+
+@pytest.mark.parametrize("event", ["steady", "other view", "write to base", "write to view"])
+def test_views_from_before_a_recording_are_inputs_of_its_path(event):
+    """As the times of a solver's loop, which are pieces of one tensor."""
+
+    def run(device: str) -> list[Any]:
+        made, found = torch.zeros(3, dtype=torch.float64).to(device), []
+        for number in range(2 * STEPS):
+            times = torch.linspace(0, number + 1, 6, dtype=torch.float64).to(device)
+            parts, later = times[:-1].unbind(), list(times[1:].unbind())
+            found.append(times.sum().item())  # a recording ends between the views and their use
+            if number >= LATE and event == "other view":
+                later[2] = times[::2][1]
+            for before, after in zip(parts, later):
+                made = made * 0.5 + (after - before) * made.cos() + before
+                if number >= LATE and event == "write to base":
+                    times.mul_(1.5)
+                if number >= LATE and event == "write to view":
+                    after.add_(0.25)
+            last = later[-1][None]
+            found.append(made.sum().item())
+            found += [one.cpu() for one in (last, *parts, *later, times)]
+            if device != "cpu":
+                compile_behind.wait()
+        return [*found, made.cpu()]
+
+    before = CORE.followed()
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    assert CORE.followed() - before > 3 * 25
+    assert grown["CoreLaunches"] >= (STEPS if event == "steady" else 1)
+
+
+def test_a_copy_of_what_is_computed_is_followed():
+    """The target has a known value from then on: no call is recorded."""
+
+    def run(device: str) -> list[Any]:
+        torch.manual_seed(5)
+        found = []
+        for number in range(STEPS):
+            made = torch.full((4,), number + 0.5, dtype=torch.float64).to(device)
+            kept = torch.zeros_like(made)
+            shown = kept[1:]
+            for k in range(20):
+                made = made.sin() + k
+            kept.copy_(made)
+            made.add_(1)
+            for _ in range(5):
+                made = made * kept
+            found.append(made.sum().item())
+            found += [made.cpu(), kept.cpu(), shown.cpu()]
+            if device != "cpu":
+                compile_behind.wait()
+        return found
+
+    before = CORE.followed()
+    with as_users_run():
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    assert CORE.followed() - before > 5 * 40

@@ -234,8 +234,7 @@ class Recorder:
         self.walked = None if walk.is_left_early else walk
         if walk.is_left_early and self.last is not self.root:
             metrics.count("TracksLeft")
-            if walk.track.is_to_be_learned_again():
-                self._start().track = None
+            self._start().leave()
 
     def walk_again(self, recording: int) -> None:
         """Leave the recording of that number to the core again, unless something is recorded in it by now."""

@@ -16,6 +16,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.device.policy import is_power_of_two
+from ltc.device.recording.core_links import link_of
 from ltc.device.recording.entries import INPUT, Entry
 from ltc.device.recording.state import State, is_second, new_state
 from ltc.device.torch_device import storage_of
@@ -33,7 +34,6 @@ class Track:
         entries: The first entry of the path, then the entry that each call came to.
         values: The values of the tensors, by the numbers that the core knows.
         inputs: The values of the inputs, in their order on the path.
-        misses: Walks that have left it.
         end: The end of its recordings in the core; None where they end in Python.
         tried: The end in Python from which `end` is, or else is not to be had.
     """
@@ -42,21 +42,17 @@ class Track:
         self.handle, self.entries, self.values = handle, entries, values
         behind = _between(entries[0], entries[-1])
         self.inputs = [entry.value for entry in behind if entry.call.overload == INPUT]
-        self.misses = 0
         self.end: Any = None  # a CoreEnd, whose module imports this one
         self.tried: Any = None
 
     def __del__(self) -> None:
         CORE.drop_track(self.handle)  # type: ignore[union-attr]
 
-    def is_to_be_learned_again(self) -> bool:
-        """Return True if a walk has left it, for the first time, the second, the fourth…"""
-        self.misses += 1
-        return is_power_of_two(self.misses)
-
-    def link(self, step: int, index: int) -> Any:
-        """Return the link that a call has added to the chain of what it made."""
-        link = self.entries[step + 1].link
+    def link(self, maker: int | str, arguments: Sequence[Any], index: int) -> Any:
+        """Return a link of what the core has followed: that of a step, or one from before the recording."""
+        if isinstance(maker, str):
+            return link_of(maker, arguments, index)
+        link = self.entries[maker + 1].link
         return link if index < 0 else link[index]
 
 
@@ -65,20 +61,28 @@ class Start:
 
     Attributes:
         track: The calls that came from here, as the core follows them.
-        comes: Recordings that were followed from here in Python.
+        comes: Recordings that were followed from here in Python since a track was last given up.
+        misses: Walks that have left a track from here.
         is_refused: True if the core could not learn the last one.
     """
 
-    __slots__ = ("track", "comes", "is_refused")
+    __slots__ = ("track", "comes", "misses", "is_refused")
 
     def __init__(self) -> None:
         self.track: Track | None = None
-        self.comes, self.is_refused = 0, False
+        self.comes = self.misses = 0
+        self.is_refused = False
 
     def is_to_be_learned(self) -> bool:
         """Return True if the recording that comes here is to be learned: the second time, the fourth…"""
         self.comes += 1
         return self.comes > 1 and is_power_of_two(self.comes)
+
+    def leave(self) -> None:
+        """A walk has left the track: the first time, the second, the fourth… it is learned anew."""
+        self.misses += 1
+        if is_power_of_two(self.misses):
+            self.track, self.comes = None, 1
 
 
 class Walk:
@@ -137,10 +141,10 @@ class Walk:
             told: The core's record of the walk: see `Walk::caught_up` in tracks.cpp.
         """
         self.caught_up = perf_counter_ns()
-        position, made, scalars, inputs, tensors, names, values, views, self.count = told
+        position, made, scalars, inputs, old_views, tensors, names, values, views, self.count = told
         for state, buffer in self._opened.items():
             state.value, state.buffer = None, buffer
-        are_there = set(inputs)  # the core may have their values
+        are_there = {*inputs, *old_views}  # the core may have their values
         states = {
             name: storage_of(tensor).lazy if name in are_there else _state_of(tensor, recorder)
             for name, tensor in zip(names, tensors)
@@ -150,7 +154,7 @@ class Walk:
             recorder.inputs.append(_settled(state))
             recorder.bound.append(state)
             state.value = value
-        recorder.live.extend(states[name] for name in states.keys() - are_there)
+        recorder.live.extend(states[name] for name in states.keys() - set(inputs))
         for name, number in zip(names, values):
             if number >= 0:
                 state = states[name]
@@ -161,9 +165,9 @@ class Walk:
             states[base].add_view(states[name])
         self.names = {id(state): name for name, state in states.items()}
         self.values, self.inputs = dict(zip(names, values)), inputs
-        self.views = {name for name, _, _ in views}
+        self.views = {*old_views, *[name for name, _, _ in views]}
         recorder.scalars += scalars
-        dead = made - (len(names) - len(inputs))
+        dead = made - (len(names) - len(inputs) - len(old_views))
         metrics.note((("CreateLtcTensor", dead), ("DestroyLtcTensor", dead)))
         entry = self.track.entries[position]
         recorder.last = entry
@@ -228,12 +232,13 @@ class Learner:
         if entry is self._entries[-1]:
             changes = [value is not None and value not in self._numbers for value in values]
             self._entries.append(entry)
-            return [REFUSED if new or numbers or any(changes) else PASSED]
+            if new or numbers or any(changes):
+                return [REFUSED]
+            return [PASSED, *[-1 if value is None else self._number(value) for value in values]]
         outcome = _outcome(tensors[:operands], tensors[operands : operands + made], is_view, entry)
-        bound = [
-            one.value for one in _between(self._entries[-1], entry) if one.call.overload == INPUT
-        ]
-        are_known = len(bound) == inputs and bound == _in_order_of_operands(bound, entry)
+        shown = _shown_by(_between(self._entries[-1], entry))
+        bound = [value for value, base in shown.items() if value is base]
+        are_known = len(bound) == inputs and bound == _in_order_of_operands(shown, entry)
         if outcome == REFUSED or entry.of is not None or not are_known:
             return [REFUSED]
         if not _are_alike(new, numbers):
@@ -308,18 +313,33 @@ def _outcome(
     return VIEWED if are_so and {state.base for state in states} == {of.base or of} else REFUSED
 
 
-def _in_order_of_operands(inputs: Sequence[CallResult], entry: Entry) -> list[CallResult]:
+def _shown_by(entries: Sequence[Entry]) -> dict[CallResult, CallResult]:
+    """Return the inputs that a call has bound, and what was derived of each before the call: a view of it."""
+    shown: dict[CallResult, CallResult] = {}
+    for entry in entries:
+        call = entry.call
+        if call.overload == INPUT:
+            shown[entry.value] = entry.value
+        elif entry is not entries[-1] and call.args[0] in shown:
+            shown.update(dict.fromkeys(call.results, shown[call.args[0]]))
+    return shown
+
+
+def _in_order_of_operands(shown: dict[CallResult, CallResult], entry: Entry) -> list[CallResult]:
     """Return those of the inputs that the call of an entry reads, as it takes them.
 
     The core names inputs in the order of operands, whether their values are read or only written over.
+
+    Args:
+        shown: as of `_shown_by`.
     """
     if entry.call.overload == INPUT:  # a copy, which is no call: the target has that value
         return [entry.value]
     found: dict[CallResult, None] = {}
 
     def note(argument: Any) -> Any:
-        if argument.__class__ is CallResult and argument in inputs:
-            found[argument] = None
+        if argument.__class__ is CallResult and argument in shown:
+            found[shown[argument]] = None
         return argument
 
     entry.call.filled(note)

@@ -13,17 +13,6 @@
 namespace ltc {
 namespace {
 
-IValue described(const Link* last) {
-  c10::List<IValue> links(c10::AnyType::get());
-  for (const auto* one : all_links(last)) {
-    c10::List<IValue> arguments(c10::AnyType::get());
-    for (const auto& argument : one->arguments) arguments.push_back(argument);
-    links.push_back(c10::ivalue::Tuple::create(
-        {IValue(one->overload->name), IValue(std::move(arguments)), IValue(one->index)}));
-  }
-  return IValue(std::move(links));
-}
-
 // Hand the value of a storage to Python, and those of all that lie in its memory: of each a tensor over
 // its storage, its value, the place of its base (-1: none), its links, and the number by which it is asked for.
 IValue taken(c10::StorageImpl* storage) {
@@ -38,7 +27,7 @@ IValue taken(c10::StorageImpl* storage) {
     const int64_t place = held->base ? base - members.begin() : -1;
     all.push_back(c10::ivalue::Tuple::create(
         {IValue(over(one.get(), held->host.sizes(), held->host.dtype())), IValue(held->host), IValue(place),
-         described(held->link.get()), IValue(number_of(*held))}));
+         links_of(*held), IValue(number_of(*held))}));
   }
   for (const auto& one : members) {
     leave_family(*held_by(one.get()));
@@ -94,7 +83,7 @@ void hold(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   held_by(torch::jit::pop(*stack).toTensor())->hold(std::move(host));
 }
 
-// (tensor, number of its base, links as `described` gives them) -> whether the core has the view's value from now on.
+// (tensor, number of its base, links as `links_of` gives them) -> whether the core has the view's value from now on.
 void join(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto links = torch::jit::pop(*stack);
   const auto storage = numbered(torch::jit::pop(*stack).toInt());

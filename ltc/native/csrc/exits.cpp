@@ -94,9 +94,9 @@ Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
 
 }  // namespace
 
-// True if all that changes with a value was made in this walk.
+// True if all that changes with a value was made in this walk, or comes to it.
 bool Walk::is_known_family(HeldValue& held) const {
-  if (held.pending < 0 && !held.base) return true;
+  if ((held.base ? held_by(held.base.get()) : &held)->pending < 0) return true;
   for (const auto& one : relatives(held))
     if (const auto* other = held_by(one.get()); !other || other->walk != number_) return false;
   return true;
@@ -107,8 +107,12 @@ void Walk::derive(HeldValue& view) const {
   const Tensor base = held_by(view.base.get())->host;
   Derivation derived{base, nullptr};
   for (const auto* one : all_links(view.link.get())) {
+    std::vector<IValue> arguments = one->arguments;
+    if (one->overload) {
+      derived.add(*one->overload, std::move(arguments), one->index);
+      continue;
+    }
     const Step& step = track_->steps[one->step];
-    std::vector<IValue> arguments;
     for (size_t i = 1; i < step.words.size(); i++) arguments.push_back(step.words[i].value);
     derived.add(*step.overload, std::move(arguments), one->index);
   }
@@ -198,7 +202,7 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
   for (size_t i = 0; i < made.size(); i++) held_by(all[exit.made[i]].get())->hold(std::move(made[i]));
   is_over_ = true;
   for (const auto& storage : all)
-    if (auto* held = held_by(storage.get()); held && held->base) derive(*held);
+    if (auto* held = held_by(storage.get()); held && held->base && held->is_walked) derive(*held);
   for (const auto& storage : all)
     if (storage) leave(*held_by(storage.get()));
   inputs_.clear();

@@ -78,6 +78,17 @@ void Derivation::add(const Overload& overload, std::vector<IValue> arguments, in
   host = shown(host, *link);
 }
 
+IValue links_of(const HeldValue& view) {
+  c10::List<IValue> links(c10::AnyType::get());
+  for (const auto* one : all_links(view.link.get())) {
+    c10::List<IValue> arguments(c10::AnyType::get());
+    for (const auto& argument : one->arguments) arguments.push_back(argument);
+    const auto maker = one->overload ? IValue(one->overload->name) : IValue(one->step);
+    links.push_back(c10::ivalue::Tuple::create({maker, IValue(std::move(arguments)), IValue(one->index)}));
+  }
+  return IValue(std::move(links));
+}
+
 const Overload& as_on_path(const Overload& overload) {
   return overload.out_of_place && formula_calls() ? *overload.out_of_place : overload;
 }

@@ -70,6 +70,10 @@ struct Derivation {
   std::shared_ptr<const Link> link;
 };
 
+// The links of a view, the first one first, as Python is told of them: the name of an overload, or else the step of a
+// walk, then its arguments, and which of its results it was.
+IValue links_of(const HeldValue& view);
+
 // The overload as paths have it: a sum of gradients in place is one that makes a tensor.
 const Overload& as_on_path(const Overload& overload);
 

@@ -45,6 +45,10 @@ bool lend_to_walk(const Tensor& tensor, HeldValue& held) {
   return takes(held, ask<"ltc_core::lend_to_walk">(tensor, number_of(held)));
 }
 
+bool lend_view(const Tensor& tensor, HeldValue& held) {
+  return ask<"ltc_core::lend_view">(tensor, number_of(held)).toBool();
+}
+
 bool end_at_read(bool is_number) { return ask<"ltc_core::end_at_read">(is_number).toBool(); }
 
 bool may_look() { return ask<"ltc_core::may_look">().toBool(); }

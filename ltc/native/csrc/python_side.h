@@ -49,6 +49,9 @@ bool open(const std::vector<Tensor>& tensors, const std::vector<int64_t>& number
 // Take the value of an input, which Python has, at the end of a walk; false where Python keeps it.
 bool lend_to_walk(const Tensor& tensor, HeldValue& held);
 
+// Take the values of a view and its base, of which Python has recorded nothing; false where Python keeps them.
+bool lend_view(const Tensor& tensor, HeldValue& held);
+
 // A value is read at the end of a walk; true if the recording ends here, so that the value is there.
 bool end_at_read(bool is_number);
 

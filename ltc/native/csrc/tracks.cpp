@@ -27,6 +27,24 @@ bool equal(const IValue& one, const IValue& other) {
   return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), equal);
 }
 
+bool are_same(const Link* one, const Link* other) {
+  for (; one && other; one = one->before.get(), other = other->before.get()) {
+    const auto &ours = one->arguments, &theirs = other->arguments;
+    if (one->overload != other->overload || one->index != other->index) return false;
+    if (!std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), equal)) return false;
+  }
+  return one == other;
+}
+
+// The base of a view, of which the core has the value.
+Tensor base_of(const HeldValue& view) {
+  const auto& host = held_by(view.base.get())->host;
+  return over(view.base.get(), host.sizes(), host.dtype());
+}
+
+// True if it was made before the walk.
+bool is_old_view(const HeldValue& held) { return held.base && !held.is_walked; }
+
 bool is_number(const IValue& value) { return value.isInt() || value.isDouble() || value.isBool(); }
 
 bool is_same_class(const IValue& one, const IValue& other) {
@@ -111,8 +129,8 @@ Word Learner::word_of(const IValue& given, char kind, const std::vector<double>&
 }
 
 Word Learner::word_of(const Tensor& tensor) {
-  Word word{Word::Is::NO_TENSOR};
-  if (!tensor.defined()) return word;
+  Word word{Word::Is::KNOWN};
+  if (!tensor.defined()) return {Word::Is::NO_TENSOR};
   if (is_wrapped_number(tensor)) {
     word.is = Word::Is::NUMBER;
     word.value = number_in(tensor);
@@ -125,15 +143,33 @@ Word Learner::word_of(const Tensor& tensor) {
     is_refused_ = true;
     return word;
   }
-  word.is = held->walk == walk_ ? Word::Is::KNOWN : Word::Is::INPUT;
-  if (word.is == Word::Is::INPUT) {
+  seen_.push_back(tensor);
+  if (held->walk != walk_) {
+    note_old_views(*held);
+    for (const auto& one : old_views_)
+      if (one.view._unsafe_get_target() == held->storage) return word_of_view(tensor, OldView(one));
+    word.is = Word::Is::INPUT;
     is_refused_ |= !is_plain(tensor, *held);
     new_inputs_++;
     name(tensor);
   }
   word.name = held->name;
-  seen_.push_back(tensor);
   return word;
+}
+
+Word Learner::word_of_view(const Tensor& tensor, const OldView& view) {
+  Word word{Word::Is::VIEW};
+  word.parts.push_back(word_of(view.base));
+  word.link = view.link;
+  word.name = name(tensor);
+  bases_.back() = word.parts[0].name;
+  return word;
+}
+
+void Learner::note_old_views(HeldValue& held) {
+  if (!held.base || !held.host.defined()) return;
+  for (const auto& one : relatives(held))
+    if (const auto* view = held_by(one.get()); view->base) old_views_.push_back({WeakStorage(one), base_of(*view), view->link});
 }
 
 int64_t Learner::name(const Tensor& tensor) {
@@ -169,15 +205,15 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   const auto ids = learned_values(seen_, numbers_, operands, made, new_inputs_, step.overload->is_view);
   is_refused_ = ids.empty() || ids[0] < 0;
   if (is_refused_) return;
-  step.is_passed = ids[0] == 0;
-  if (step.is_passed) {
-    is_refused_ = new_inputs_;
-    step.words.clear();
-    return;
-  }
+  const std::vector<int64_t> numbers(ids.begin() + 1, ids.end());
+  if (ids[0] == 0) note_values(step, numbers);  // a copy of what is known: its target has another value
+  is_refused_ = ids[0] == 0 && new_inputs_;
+  step.is_passed = ids[0] == 0 && step.values.empty();
+  if (step.is_passed) step.words.clear();
+  if (step.is_passed || is_refused_) return;
   step.makes_views = ids[0] == 2;
   note_results(step, stack, first);
-  if (!is_refused_) note_values(step, {ids.begin() + 1, ids.end()});
+  if (!is_refused_) note_values(step, numbers);
 }
 
 // The tensors of its memory that are there: a write changes them.
@@ -244,20 +280,31 @@ bool Walk::matches(const Word& word, const Tensor& tensor) {
       const auto* held = tensor.defined() ? held_by(tensor) : nullptr;
       return held && held->walk == number_ && held->name == word.name;
     }
-    case Word::Is::INPUT: {
+    case Word::Is::INPUT:
+    case Word::Is::VIEW: {
       const auto& type = track_->types[word.name];
       const bool is_alike = tensor.defined() && tensor.device() == device_zero() && type.is_of(tensor);
       auto* held = is_alike ? attached(tensor) : nullptr;
-      if (!held || held->walk == number_ || !is_plain(tensor, *held)) return false;
-      held->walk = number_;
-      held->name = word.name;
-      inputs_.push_back(kept(tensor));
-      input_names_.push_back(word.name);
-      return true;
+      return held && held->walk != number_ && bind(word, tensor, *held);
     }
     default:
       return false;
   }
+}
+
+// A tensor from before the recording, if it is what the path has here, bears that one's name.
+bool Walk::bind(const Word& word, const Tensor& tensor, HeldValue& held) {
+  if (word.is == Word::Is::INPUT) {
+    if (!is_plain(tensor, held)) return false;
+  } else {
+    if (!held.host.defined() && !lend_view(tensor, held)) return false;
+    if (!held.base || !are_same(held.link.get(), word.link.get()) || !matches(word.parts[0], base_of(held))) return false;
+  }
+  held.walk = number_;
+  held.name = word.name;
+  inputs_.push_back(kept(tensor));
+  input_names_.push_back(word.name);
+  return true;
 }
 
 bool Walk::matches(const Word& word, const IValue& given) {
@@ -335,8 +382,8 @@ bool Walk::may_write(const Step& step, const torch::jit::Stack& stack, size_t fi
     if (!held || !held->family) return true;
     for (const auto& one : relatives(*held)) {
       const auto* other = held_by(one.get());
+      if (!other || other->walk != number_ || is_old_view(*other)) return false;
       if (other == held) continue;
-      if (!other || other->walk != number_) return false;
       const auto is_changed = [&](const auto& value) { return value.first == other->name; };
       if (other->pending >= 0 && std::none_of(step.values.begin(), step.values.end(), is_changed)) return false;
     }
@@ -355,7 +402,7 @@ bool Walk::open_what_is_written(const Step& step) {
     if (size_t(name) >= members_.size()) continue;  // made by this call
     auto storage = members_[name].lock();
     auto* held = storage ? held_by(storage.get()) : nullptr;
-    if (!held || held->is_walked) continue;
+    if (!held || held->is_walked || held->base) continue;
     if (held->host.defined()) {
       held->is_walked = true;
       continue;
@@ -480,18 +527,6 @@ Walk::Next Walk::call(Overload& overload, torch::jit::Stack* stack) {
   return Next::FOLLOWED;
 }
 
-namespace {
-
-// The links of a view, the first one first: the call that made each, and which of its results it was.
-IValue links_of(const HeldValue& held) {
-  c10::List<IValue> links(c10::AnyType::get());
-  for (const auto* one : all_links(held.link.get()))
-    links.push_back(c10::ivalue::Tuple::create({IValue(one->step), IValue(one->index)}));
-  return IValue(std::move(links));
-}
-
-}  // namespace
-
 IValue Walk::view(const HeldValue& held) const {
   const auto* base = held_by(held.base.get());
   if (!base || base->walk != number_) return IValue();
@@ -504,9 +539,10 @@ IValue Walk::caught_up() {
   is_over_ = true;
   if (is_compared_) forget_call();
   c10::List<Tensor> tensors;
-  c10::List<int64_t> names, values, inputs;
+  c10::List<int64_t> names, values, inputs, old_views;
   c10::List<IValue> numbers(c10::AnyType::get()), views(c10::AnyType::get());
-  for (auto name : input_names_) inputs.push_back(name);
+  for (size_t i = 0; i < inputs_.size(); i++)
+    (is_old_view(*held_by(inputs_[i].get())) ? old_views : inputs).push_back(input_names_[i]);
   for (auto& one : numbers_) numbers.push_back(one);
   std::vector<HeldValue*> living;
   for (size_t name = 0; name < members_.size(); name++) {
@@ -520,7 +556,7 @@ IValue Walk::caught_up() {
     living.push_back(held);
   }
   for (auto* held : living) {
-    if (!held->base) continue;
+    if (!held->base || is_old_view(*held)) continue;
     views.push_back(c10::ivalue::Tuple::create(
         {IValue(held->name), IValue(held_by(held->base.get())->name), links_of(*held)}));
   }
@@ -531,8 +567,8 @@ IValue Walk::caught_up() {
   inputs_.clear();
   return c10::ivalue::Tuple::create(
       {IValue(int64_t(position_)), IValue(made_), IValue(std::move(numbers)), IValue(std::move(inputs)),
-       IValue(std::move(tensors)), IValue(std::move(names)), IValue(std::move(values)), IValue(std::move(views)),
-       IValue(int64_t(members_.size()))});
+       IValue(std::move(old_views)), IValue(std::move(tensors)), IValue(std::move(names)), IValue(std::move(values)),
+       IValue(std::move(views)), IValue(int64_t(members_.size()))});
 }
 
 }  // namespace ltc

@@ -20,11 +20,12 @@ struct Type {
 
 // What an argument of an expected call is.
 struct Word {
-  enum class Is : uint8_t { ANYTHING, EQUAL, NUMBER, NO_TENSOR, KNOWN, INPUT, LIST };
+  enum class Is : uint8_t { ANYTHING, EQUAL, NUMBER, NO_TENSOR, KNOWN, INPUT, VIEW, LIST };
   Is is;
-  int64_t name = -1;         // of a tensor: KNOWN from an earlier call, or an INPUT that comes here first
+  int64_t name = -1;         // of a tensor: KNOWN from an earlier call, or an INPUT or a VIEW that comes here first
   IValue value;              // EQUAL to this; a NUMBER of this one's class
-  std::vector<Word> parts;   // of a LIST
+  std::vector<Word> parts;   // of a LIST; the base of a VIEW, which was made before the recording
+  std::shared_ptr<const Link> link;  // of a VIEW
 };
 
 struct Result {
@@ -51,6 +52,13 @@ struct Track {
   mutable std::shared_ptr<const Exit> exit;  // of the thread that walks along it; null where Python ends each recording
 };
 
+// A view from before the recording, and how it is derived.
+struct OldView {
+  WeakStorage view;
+  Tensor base;  // another tensor over its storage
+  std::shared_ptr<const Link> link;
+};
+
 // A track is learned while Python follows the path.
 class Learner {
  public:
@@ -64,6 +72,8 @@ class Learner {
  private:
   Word word_of(const IValue& given, char kind, const std::vector<double>& statics);
   Word word_of(const Tensor& tensor);
+  Word word_of_view(const Tensor& tensor, const OldView& view);
+  void note_old_views(HeldValue& held);
   int64_t name(const Tensor& tensor);
   void note_results(Step& step, const torch::jit::Stack& stack, size_t first);
   void note_values(Step& step, const std::vector<int64_t>& ids);
@@ -73,6 +83,7 @@ class Learner {
   std::shared_ptr<Track> track_ = std::make_shared<Track>();
   std::vector<WeakStorage> storages_;    // by name
   std::vector<int64_t> values_, bases_;  // by name
+  std::vector<OldView> old_views_;       // Python has their values once it has that of one
   std::vector<Tensor> seen_;             // of the call under way
   std::vector<IValue> numbers_;
   int64_t new_inputs_ = 0;  // of the call under way
@@ -101,6 +112,7 @@ class Walk {
  private:
   bool matches(const Word& word, const IValue& given);
   bool matches(const Word& word, const Tensor& tensor);
+  bool bind(const Word& word, const Tensor& tensor, HeldValue& held);
   bool holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack,
                      size_t first) const;
   bool may_write(const Step& step, const torch::jit::Stack& stack, size_t first);
