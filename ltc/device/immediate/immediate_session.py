@@ -523,13 +523,20 @@ class ImmediateSession:
         return tuple([computed(self.recorder, v, n) for v, n in zip(views, noted or repeat(None))])
 
     def with_written(
-        self, base: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
+        self, base: Any, old: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
     ) -> CallResult:
-        """The value of the state `base` with what a chain of views shows of it replaced."""
+        """The value of the state `base` with what a chain of views shows of it replaced.
+
+        Args:
+            old: its value here; that of the state is another thread's if it has one there.
+        """
         with PlainDispatch():
-            whole = self.own(base)
+            if base.value is old:
+                whole = self.own(base)
+            else:
+                whole = old.tensor.clone(memory_format=torch.contiguous_format)
             write_through(whole, chain, new.tensor)
-        return computed(self.recorder, whole, self.noted_write(base.value, new, chain))
+        return computed(self.recorder, whole, self.noted_write(old, new, chain))
 
     # --- the end
 
