@@ -85,7 +85,7 @@ class ImmediateSession:
         # Of the calls before a cut, behind which others are summed up.
         self._summed: Summed | None = None
         self._core_goes_on = False  # behind that cut
-        self._begin(is_noted and part is None)
+        self._begin(may_sketch)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
