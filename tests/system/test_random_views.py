@@ -80,10 +80,11 @@ def data_set(x: torch.Tensor) -> torch.Tensor:
     return held.data
 
 
-# Ways to another tensor, which may share memory with its original, or is written to elsewhere.
+# Ways to another tensor, which may share memory with its original, or is written to elsewhere. Copies of what is
+# not contiguous would have its strides on the CPU alone.
 MOVES: list[Callable] = [
-    copy.deepcopy,
-    lambda x: pickle.loads(pickle.dumps(x)),
+    lambda x: copy.deepcopy(x.contiguous()),
+    lambda x: pickle.loads(pickle.dumps(x.contiguous())),
     lambda x: x.new_empty(0).set_(x),
     data_set,
     lambda x: in_a_thread(x.add_, 1.0),
