@@ -525,16 +525,10 @@ class ImmediateSession:
     def with_written(
         self, base: Any, old: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
     ) -> CallResult:
-        """The value of the state `base` with what a chain of views shows of it replaced.
-
-        Args:
-            old: its value here; that of the state is another thread's if it has one there.
-        """
+        """The value of the state `base`, `old` here, with what a chain of views shows of it replaced."""
         with PlainDispatch():
-            if base.value is old:
-                whole = self.own(base)
-            else:
-                whole = old.tensor.clone(memory_format=torch.contiguous_format)
+            is_here = base.value is old
+            whole = self.own(base) if is_here else old.tensor.contiguous().clone()
             write_through(whole, chain, new.tensor)
         return computed(self.recorder, whole, self.noted_write(old, new, chain))
 
