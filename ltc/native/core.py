@@ -66,39 +66,40 @@ _Cut = ctypes.c_int64 * (_COUNTED + 1 + _SUMMED)
 class Core:
     """The functions of the shared library.
 
-    Each is called without the interpreter's lock.
+    Those of `library` are called without the interpreter's lock: they wait, run programs, or drop tensors. That
+    lock orders the others, which threads call of one another's sessions.
     """
 
     def __init__(self, file: Path) -> None:
-        library = ctypes.CDLL(str(file))
+        library, ordered = ctypes.CDLL(str(file)), ctypes.PyDLL(str(file))
         count, pointer, flag = ctypes.c_int64, ctypes.c_void_p, ctypes.c_bool
         self.define = _function(library.ltc_define, None)
         self.register = _function(library.ltc_register, count)
-        self.session = _function(library.ltc_session, pointer)
-        self.arm = _function(library.ltc_arm, None, pointer, flag)
-        self.enter = _function(library.ltc_enter, None, pointer, count, count, flag)
+        self.session = _function(ordered.ltc_session, pointer)
+        self.arm = _function(ordered.ltc_arm, None, pointer, flag)
+        self.enter = _function(ordered.ltc_enter, None, pointer, count, count, flag)
         self.leave = _function(library.ltc_leave, None, pointer)
-        self.sketch = _function(library.ltc_sketch, None, pointer)
-        self.lengthen = _function(library.ltc_lengthen, None, count)
-        self._sketched = _function(library.ltc_sketched, None, pointer, flag, ctypes.POINTER(count))
+        self.sketch = _function(ordered.ltc_sketch, None, pointer)
+        self.lengthen = _function(ordered.ltc_lengthen, None, count)
+        self._sketched = _function(ordered.ltc_sketched, None, pointer, flag, ctypes.POINTER(count))
         self._cut = _function(
-            library.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
+            ordered.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
         )
-        self.passes_cut = _function(library.ltc_passes_cut, flag, pointer, flag)
-        self.settle = _function(library.ltc_settle, None, pointer, flag)
-        self.limit_cuts = _function(library.ltc_limit_cuts, None, pointer, count, flag)
-        self.note_trained = _function(library.ltc_note_trained, None, pointer, flag)
+        self.passes_cut = _function(ordered.ltc_passes_cut, flag, pointer, flag)
+        self.settle = _function(ordered.ltc_settle, None, pointer, flag)
+        self.limit_cuts = _function(ordered.ltc_limit_cuts, None, pointer, count, flag)
+        self.note_trained = _function(ordered.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
         self.learned = _function(library.ltc_learned, pointer, pointer, count)
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
-        self.walked = _function(library.ltc_walked, count, pointer)
+        self.walked = _function(ordered.ltc_walked, count, pointer)
         self.walk = _function(library.ltc_walk, None, pointer, pointer, flag)
         self._keep_exit = _function(library.ltc_keep_exit, None, pointer, ctypes.POINTER(count))
         self.finish = _function(library.ltc_finish, count, pointer, count, count, count)
         self.frame = _function(library.ltc_frame, count)
-        self._calls = _function(library.ltc_calls, None, pointer, ctypes.POINTER(count))
-        self.calls_of_step = _function(library.ltc_calls_of_step, count, pointer, count)
-        self._take_reads = _function(library.ltc_take_reads, count, flag, ctypes.POINTER(count))
+        self._calls = _function(ordered.ltc_calls, None, pointer, ctypes.POINTER(count))
+        self.calls_of_step = _function(ordered.ltc_calls_of_step, count, pointer, count)
+        self._take_reads = _function(ordered.ltc_take_reads, count, flag, ctypes.POINTER(count))
         self.begin_backward = _function(
             library.ltc_begin_backward, pointer, pointer, pointer, pointer
         )

@@ -2,7 +2,8 @@
 
 What is built is kept in the cache on disk, under all that it depends on.  It is kept once a process of
 its own has used it and come to the right numbers; a build that failed is kept as well, by what it said,
-so that only `python -m ltc build` tries it again until something has changed.
+so that only `python -m ltc build` tries it again until something has changed.  A wheel that `scripts/wheels`
+has made brings cores along, each for one build of torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ltc import config
 from ltc.support.disk_cache import DiskCache, cache_of, disk_cache
 
 SOURCES = Path(__file__).parent / "csrc"
+BROUGHT = Path(__file__).parent / "built"  # where a wheel has the cores that it brings along
 TRIED = "LTC_NATIVE_TRIED"  # names a library that a process is to try
 MOST_BEGUN = (
     3  # builds behind programs of which none came to its end; then no program begins another one
@@ -59,10 +61,15 @@ class Built:
 
 
 def found() -> Built | None:
-    """Return what was built for this torch and compiler; None if no build has come to an end."""
+    """Return what was built for this torch and compiler, else what the package has brought along.
+
+    None if there is neither.
+    """
     kind, content = _record(kept_in())
     if kind == _LIBRARY:
         return Built(content)
+    if (brought := _brought()) is not None:
+        return Built(brought.read_bytes())
     if kind == _FAILURE:
         return Built(failure=content.decode())
     if kind == _BEGUN and int(content) >= MOST_BEGUN:
@@ -92,7 +99,7 @@ def no_compiler() -> str:
 
 
 def build() -> Built:
-    """Build the core unless it is there, try it in a process of its own, and keep the outcome.
+    """Build the core unless it is there and can be used, try it in a process of its own, and keep the outcome.
 
     It waits for another process that does so.
 
@@ -107,10 +114,17 @@ def build() -> Built:
     if lock is None:
         raise CannotBuild(f"nothing can be kept in {disk.folder}")
     try:
-        built = found()
+        built, brought = found(), _brought()
+        if brought is not None and _record(disk)[0] != _LIBRARY and _tried(brought):
+            return _build(disk)
         return built if built is not None and built.library else _build(disk)
     finally:
         os.close(lock)
+
+
+def bring_along(folder: Path) -> None:
+    """Put the core of this torch, built if need be, where a package with that folder brings it along."""
+    (folder / _name(without_compiler=True)).write_bytes(build().library)
 
 
 def build_behind(start: Callable[[int, dict[str, str]], object]) -> None:
@@ -219,7 +233,16 @@ def compiled(library: Path, flags: Sequence[str] = ()) -> str:
         done = subprocess.run(command, input=unit, capture_output=True, text=True)
     except OSError as error:
         return f"{command[0]} cannot be run: {error}"
-    return f"{command[0]} failed:\n{done.stderr[:_MOST_SAID]}" if done.returncode else ""
+    if not done.returncode:
+        return ""
+    line = done.stderr.rfind("\n", 0, max(0, done.stderr.find("error:"))) + 1  # of the first error
+    return f"{command[0]} failed:\n{done.stderr[line:][:_MOST_SAID]}"
+
+
+def _brought() -> Path | None:
+    """Return the core for this torch that came with the package; None if none did."""
+    file = BROUGHT / _name(without_compiler=True) if BROUGHT.is_dir() else None
+    return file if file is not None and file.exists() else None
 
 
 def _tried(library: Path) -> str:

@@ -120,13 +120,19 @@ def environment(interpreter: str, version: str, folder: Path, wheels: Path | Non
         "--no-cache-dir",
         "--disable-pip-version-check",
     ]
-    near = ["--find-links", wheels] if wheels else []
     free = {**os.environ, "PIP_CONSTRAINT": os.devnull}  # a machine's own limits on versions
+    near = ["--no-index", "--find-links", wheels] if has_torch(wheels, version, python) else []
     output(*pip, *near, "--no-deps", f"torch=={version}", env=free)
     output(*pip, *OTHERS, *[one for one in PROJECT["dependencies"] if not one.startswith("torch")])
     (library,) = (folder / "venv").glob("lib/python*/site-packages/torch/lib")
     put_stand_ins(library)
     return python
+
+
+def has_torch(wheels: Path | None, version: str, python: Path) -> bool:
+    """True if the folder has a wheel of that torch for that Python."""
+    tag = output(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
+    return wheels is not None and any(wheels.glob(f"torch-{version}*-{tag}-*.whl"))
 
 
 def variables(folder: Path) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any
 from tests.models.actions import Actions, Thread
 from tests.models.interleavings import Broken, Machine, State
 
-FLAGS = RUNS, FOLLOWS = ("runs_",), ("follows_",)  # the calls of the thread run, or are followed
+# The calls of the thread run, are followed, or are summed up.
+FLAGS = RUNS, FOLLOWS, SUMS = ("runs_",), ("follows_",), ("sums_",)
 INSIDE, VALUE = ("is_inside_",), ("value",)  # a call is under way; what calls write
 
 
@@ -22,9 +23,9 @@ class Gate:
         self.a, self.comes_back = actions, comes_back
 
     def calls(self, count: int) -> Thread:
-        """The gate's thread, which makes so many calls, each of either kind."""
+        """The gate's thread, which makes so many calls, each of one kind."""
         for number in range(1, count + 1):
-            kind = yield from self.a.choose("call", 2)
+            kind = yield from self.a.choose("call", len(FLAGS))
             yield from self.call(number, FLAGS[kind])
 
     def call(self, number: int, flag: tuple) -> Thread:
@@ -46,6 +47,7 @@ class Gate:
         a = self.a
         yield from a.store("close", RUNS, 0, "seq_cst")
         yield from a.store("close", FOLLOWS, 0, "seq_cst")
+        yield from a.store("stop_summing", SUMS, 0, "seq_cst")
         while (yield from a.load("wait", INSIDE, "seq_cst")):
             pass
         yield from a.note("closed")
@@ -55,7 +57,7 @@ class Gate:
 
 def machine(gate: Gate, calls: int = 2) -> Machine:
     """A thread that makes calls, and one that closes its gate."""
-    initial: dict[tuple, Any] = {RUNS: 1, FOLLOWS: 1, INSIDE: 0, VALUE: 0}
+    initial: dict[tuple, Any] = {RUNS: 1, FOLLOWS: 1, SUMS: 1, INSIDE: 0, VALUE: 0}
     threads = [lambda: gate.calls(calls), gate.closer]
     return Machine(threads, initial, _noted, _nothing_is_wrong, _is_over)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import ltc
+from ltc.native import core_build
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMED = f"ltc-{ltc.__version__}"
-BUILD = "import sys; from setuptools import build_meta as b; print(b.build_{}(sys.argv[1]))"
+BUILD = "import sys; from setuptools import build_meta as b; print(b.build_{}(*sys.argv[1:]))"
 
 
 def done(*command, folder: Path, **environment) -> str:
@@ -46,20 +48,23 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built):
-    """A Python that finds torch and the like where this one does, and ltc in the wheel alone."""
-    place = built / "environment"
-    done(sys.executable, "-m", "venv", "--without-pip", place, folder=built)
+    """Run a program where torch and the like are found as here, and ltc in the wheel alone."""
+    return installed(built / f"{NAMED}-py3-none-any.whl", built / "environment")
+
+
+def installed(wheel: Path, place: Path):
+    folder = place.parent
+    done(sys.executable, "-m", "venv", "--without-pip", place, folder=folder)
     python = place / "bin" / "python"
     (site,) = place.glob("lib/python*/site-packages")
     (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
-    wheel = built / f"{NAMED}-py3-none-any.whl"
     done(
         sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
-        "--no-index", "--disable-pip-version-check", wheel, folder=built,
+        "--no-index", "--disable-pip-version-check", wheel, folder=folder,
     )  # fmt: skip
 
     def run(program: str, **variables) -> str:
-        return done(python, "-W", "ignore", "-c", program, folder=built, **variables)
+        return done(python, "-W", "ignore", "-c", program, folder=folder, **variables)
 
     return run
 
@@ -95,6 +100,35 @@ def test_the_readme_runs_where_the_wheel_is_installed(environment):
     measured = re.escape(program[2]).replace(re.escape("..."), r"[\d.]+")
     assert re.match(measured, said)
     assert "environment/lib" in said and said.split()[-1] == ltc.__version__
+
+
+IN_CORE = """
+import torch
+from ltc.native import core, core_build
+assert (torch.ones(3, device="ltc") + 1).sum().item() == 6
+print(core_build.compiler(), core.CORE is not None and core.CORE.ran() > 0, core.WHY_NOT)
+"""
+
+
+def test_a_wheel_may_bring_the_core_along(built, tmp_path):
+    source = tmp_path / NAMED
+    shutil.copytree(built / NAMED, source)
+    (source / "ltc" / "native" / "built").mkdir()
+    core = core_build.found()
+    if core is None or not core.library:
+        pytest.skip("there is no core to bring along")
+    core_build.bring_along(source / "ltc" / "native" / "built")
+    done(sys.executable, "-c", BUILD.format("wheel"), tmp_path, folder=source)
+    run = installed(tmp_path / f"{NAMED}-py3-none-any.whl", tmp_path / "environment")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    alone = {
+        "PATH": str(empty),
+        "LTC_CACHE_DIR": str(empty),
+        "LTC_NATIVE_DIR": "",
+        "LTC_TIER": "op_by_op",
+    }
+    assert run(IN_CORE, LTC_NATIVE="require", **alone).split() == ["None", "True"]
 
 
 FOUND = """

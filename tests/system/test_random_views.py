@@ -1,7 +1,10 @@
 """Random programs of views, writes and reads, while values go to Python and come back: as on the CPU."""
 
+import copy
+import pickle
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -65,14 +68,46 @@ def leave_the_core(x: torch.Tensor, draw: random.Random) -> None:
         torch.randn_like(x)
 
 
-def run(seed: int, device: str) -> list[torch.Tensor]:
-    """Return the numbers that were read, and the tensors that there are at the end."""
+def in_a_thread(call: Callable, *args) -> torch.Tensor:
+    """What a call gives in a thread of its own, which has ended by then."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args).result()
+
+
+def data_set(x: torch.Tensor) -> torch.Tensor:
+    held = torch.nn.Parameter(torch.zeros_like(x))
+    held.data = x
+    return held.data
+
+
+# Ways to another tensor, which may share memory with its original, or is written to elsewhere. Copies of what is
+# not contiguous would have its strides on the CPU alone.
+MOVES: list[Callable] = [
+    lambda x: copy.deepcopy(x.contiguous()),
+    lambda x: pickle.loads(pickle.dumps(x.contiguous())),
+    lambda x: x.new_empty(0).set_(x),
+    data_set,
+    lambda x: in_a_thread(x.add_, 1.0),
+    lambda x: in_a_thread(lambda: x[..., :1] if x.dim() else x.view(1)),
+    lambda x: in_a_thread(lambda: x * 0.5),
+]
+
+
+def run(seed: int, device: str, moves: float = 0.0) -> list[torch.Tensor]:
+    """Return the numbers that were read, and the tensors that there are at the end.
+
+    Args:
+        moves: how many of the steps are one of MOVES; by how much each step changes versions is read, too.
+    """
     draw, read = random.Random(seed), []
     torch.manual_seed(seed)
     there = [torch.randn(shape, dtype=torch.float64).to(device) for shape in SHAPES]
     for _ in range(STEPS):
         x, y, way = draw.choice(there), draw.choice(there), draw.random()
-        if way < 0.35 and x.dim():
+        versions = torch.tensor([one._version for one in there])
+        if moves and draw.random() < moves:
+            there.append(draw.choice(MOVES)(x))
+        elif way < 0.35 and x.dim():
             made = draw.choice(VIEWS)(x, draw.randrange(x.dim()), draw)
             there += [made] if made.dim() < 5 else []
         elif way < 0.7:
@@ -83,6 +118,8 @@ def run(seed: int, device: str) -> list[torch.Tensor]:
             read.append(torch.tensor(x.sum().item()))
         elif device != "cpu":
             leave_the_core(x, random.Random(way))
+        if moves:
+            read.append(torch.tensor([one._version for one in there[: len(versions)]]) - versions)
         if len(there) > MOST:
             del there[draw.randrange(len(there))]
     return read + [one.detach().cpu() for one in there]
@@ -93,6 +130,14 @@ def test_random_views_are_the_cpus(first):
     for seed in range(first, first + 10):
         for ours, theirs in zip(run(seed, "ltc"), run(seed, "cpu"), strict=True):
             torch.testing.assert_close(ours, theirs, msg=lambda text: f"program {seed}: {text}")
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_copies_threads_and_other_storages_among_random_views_are_the_cpus(first):
+    for seed in range(first, first + 10):
+        ours, theirs = run(seed, "ltc", 0.25), run(seed, "cpu", 0.25)
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, msg=lambda text: f"program {seed}: {text}")
 
 
 class Passing(TorchDispatchMode):

@@ -148,6 +148,16 @@ def test_a_tensor_outlives_the_thread_that_recorded_it(equal):
     equal(x + 1, torch.arange(6.0).cos() + 1)
 
 
+def test_a_view_is_written_to_in_another_thread_than_its_base_is_used_in(equal):
+    x = torch.arange(6.0, device="ltc")
+    part = x[1:3]
+    ltm.mark_step()
+    y = x + 1
+    in_threads(lambda: part.mul_(10))
+    equal((x, part), (torch.tensor([0.0, 10.0, 20.0, 3.0, 4.0, 5.0]), torch.tensor([10.0, 20.0])))
+    equal(y, torch.arange(6.0) + 1)
+
+
 @pytest.mark.devices(4)
 def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
     """What a thread has recorded is kept as long as somebody can read it, and no longer."""

@@ -20,8 +20,10 @@ NOT_IN_SOURCE = {"call choose", "call store value monotonic", "closer load value
 ORDERED = [
     "close store runs_ seq_cst",
     "close store follows_ seq_cst",
+    "stop_summing store sums_ seq_cst",
     "runs load runs_ seq_cst",
     "follows load follows_ seq_cst",
+    "sums load sums_ seq_cst",
     "wait load is_inside_ seq_cst",
     "~Inside store is_inside_ release",
     "Inside xchg is_inside_ seq_cst",

@@ -1,5 +1,7 @@
 """A tensor's value is in its State or in the core, and goes from one to the other where it is asked for."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -36,6 +38,16 @@ def test_a_state_whose_value_the_core_has_takes_it_where_it_is_asked_for():
     assert state.value is not None
     assert not state.is_in_core
     assert (z + x).tolist() == [1.0, 5.0, 9.0]
+
+
+def test_what_a_thread_calls_is_summed_up_until_another_one_ends_that():
+    x, session = torch.arange(3.0).to("ltc"), CORE.session()
+    CORE.sketch(session)
+    y = x + 1
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(CORE.leave, session).result()
+    z = y + 1
+    assert (CORE.sketched(session).calls, z.tolist()) == (1, [2.0, 3.0, 4.0])
 
 
 def test_views_come_with_their_base():

@@ -85,7 +85,7 @@ class ImmediateSession:
         # Of the calls before a cut, behind which others are summed up.
         self._summed: Summed | None = None
         self._core_goes_on = False  # behind that cut
-        self._begin(is_noted and part is None)
+        self._begin(may_sketch)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
@@ -523,13 +523,14 @@ class ImmediateSession:
         return tuple([computed(self.recorder, v, n) for v, n in zip(views, noted or repeat(None))])
 
     def with_written(
-        self, base: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
+        self, base: Any, old: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
     ) -> CallResult:
-        """The value of the state `base` with what a chain of views shows of it replaced."""
+        """The value of the state `base`, `old` here, with what a chain of views shows of it replaced."""
         with PlainDispatch():
-            whole = self.own(base)
+            is_here = base.value is old
+            whole = self.own(base) if is_here else old.tensor.contiguous().clone()
             write_through(whole, chain, new.tensor)
-        return computed(self.recorder, whole, self.noted_write(base.value, new, chain))
+        return computed(self.recorder, whole, self.noted_write(old, new, chain))
 
     # --- the end
 

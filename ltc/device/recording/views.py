@@ -123,7 +123,7 @@ def _write_base(state: State, value: CallResult) -> None:
     old = value_of(base)
     if recorder.immediate is not None:
         state.value = None  # it lies in the base's memory, which may then be written to
-        write(base, recorder.immediate.with_written(base, value, chain))
+        write(base, recorder.immediate.with_written(base, old, value, chain))
         return
     key = written_key(old, value, chain)
 

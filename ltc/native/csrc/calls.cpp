@@ -372,7 +372,9 @@ void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::j
     if (followed(overload, session, stack)) return;
   }
   const size_t first = stack->size() - overload.kinds.size();
-  if (run(session, stack) && session.sketch.is_on) session.sketch.name_results(*stack, first);
+  if (!run(session, stack)) return;
+  Gate::Inside inside(session.gate);
+  if (session.gate.sums()) session.sketch.name_results(*stack, first);
 }
 
 bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
@@ -384,13 +386,13 @@ bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
       begin();
     }
   }
-  const bool is_summed_up = session.sketch.is_on && !session.depth;  // only now: a first call begins the sketch
-  if (is_summed_up) session.sketch.add(overload, *stack);
-  if (session.gate.runs()) {
+  bool is_summed_up = false, has_run = false;
+  if (session.sums() || session.gate.runs()) {  // only now: a first call begins the sketch
     Gate::Inside inside(session.gate);
-    if (run_here(overload, session, stack)) return is_summed_up;
+    if ((is_summed_up = session.sums())) session.sketch.add(overload, *stack);
+    has_run = session.gate.runs() && run_here(overload, session, stack);
   }
-  left(session, stack);
+  if (!has_run) left(session, stack);
   return is_summed_up;
 }
 

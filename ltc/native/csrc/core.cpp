@@ -191,10 +191,12 @@ void ltc_enter(Session* session, int64_t looks_after, int64_t reads_until, bool 
   session->gate.run();
 }
 
-// Waits for a call under way, but for the caller's own.
+// Another thread's calls are not summed up any more, either; it waits for one under way.
 void ltc_leave(Session* session) {
   session->gate.close();
-  if (session != &this_thread()) session->gate.wait();
+  if (session == &this_thread()) return;
+  session->gate.stop_summing();
+  session->gate.wait();
 }
 
 // The calls since Python last asked; how many of them came before the last read that it has not heard of, or -1;
@@ -228,13 +230,14 @@ void ltc_note_trained(Session* session, bool has_trained) { session->has_trained
 
 // Begin to sum up what the session's thread calls; end it, with what was found.
 void ltc_sketch(Session* session) {
-  session->sketch.begin();
+  session->begin_sum();
   session->cuts.begin();
   session->has_trained = false;
 }
 
 // A read ends it, or a mark. Before it so many ends were passed, the last of a path of those sums, behind those.
 void ltc_sketched(Session* session, bool is_read, int64_t* found) {
+  session->gate.stop_summing();
   const auto sketch = std::exchange(session->sketch, Sketch());
   const auto& cuts = session->cuts;
   const int64_t words[] = {int64_t(sketch.exact), int64_t(sketch.shape), sketch.calls, sketch.entries, sketch.bytes,
@@ -246,7 +249,7 @@ void ltc_sketched(Session* session, bool is_read, int64_t* found) {
 
 // A call that Python runs in this thread is as long as so many more.
 void ltc_lengthen(int64_t calls) {
-  if (auto& sketch = this_thread().sketch; sketch.is_on) sketch.calls += calls;
+  if (auto& session = this_thread(); session.gate.sums()) session.sketch.calls += calls;
 }
 
 // The session's calls are counted; if Python's, `since`, and the core's are any, they are summed up, and others begin.
@@ -256,7 +259,7 @@ void ltc_cut(Session* session, int64_t since, int64_t looks_after, bool is_read,
   found[4] = session->gate.runs();
   if (!(found[2] ? session->sketch.calls : since + found[0])) return;
   ltc_sketched(session, is_read, found + 5);
-  session->sketch.begin();
+  session->begin_sum();
   session->looks_after = looks_after;
 }
 
@@ -286,9 +289,7 @@ void ltc_keep_exit(KeptTrack* track, const int64_t* words) { (*track)->exit = st
 int64_t ltc_finish(Session* session, int64_t kernels, int64_t frame_bytes, int64_t threads) {
   const auto walk = session->walk;
   const auto outcome = walk && session->gate.follows() ? walk->finish({kernels, frame_bytes, threads}) : NOT_LAUNCHED;
-  if (outcome != LAUNCHED) return outcome;
-  session->gate.stop_following();
-  session->walk.reset();
+  if (outcome == LAUNCHED) session->gate.stop_following(), session->walk.reset();
   return outcome;
 }
 

@@ -1,5 +1,5 @@
-// Whether the calls of a thread run in the core, or are followed there. Any thread may close the gate, and wait for a
-// call under way; the model of it, under every interleaving, is tests/models/gate.py.
+// Whether the calls of a thread run in the core, are followed there, or summed up. Any thread may close the gate, and
+// wait for a call under way; the model of it, under every interleaving, is tests/models/gate.py.
 #pragma once
 
 #include <atomic>
@@ -19,19 +19,17 @@ class Gate {
 
   bool runs() const { return runs_.load(std::memory_order_seq_cst); }
   bool follows() const { return follows_.load(std::memory_order_seq_cst); }
+  bool sums() const { return sums_.load(std::memory_order_seq_cst); }
   void run() { runs_ = true; }
   void follow() { follows_ = true; }
+  void sum() { sums_ = true; }
   void stop_following() { follows_ = false; }
-  void close() {
-    runs_.store(false, std::memory_order_seq_cst);
-    follows_.store(false, std::memory_order_seq_cst);
-  }
-  void wait() const {
-    while (is_inside_.load(std::memory_order_seq_cst)) std::this_thread::yield();
-  }
+  void stop_summing() { sums_.store(false, std::memory_order_seq_cst); }
+  void close() { runs_.store(false, std::memory_order_seq_cst), follows_.store(false, std::memory_order_seq_cst); }
+  void wait() const { while (is_inside_.load(std::memory_order_seq_cst)) std::this_thread::yield(); }
 
  private:
-  std::atomic<bool> runs_{false}, follows_{false}, is_inside_{false};
+  std::atomic<bool> runs_{false}, follows_{false}, sums_{false}, is_inside_{false};
 };
 
 }  // namespace ltc

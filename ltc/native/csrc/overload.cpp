@@ -94,7 +94,7 @@ const Overload& as_on_path(const Overload& overload) {
 }
 
 const Overload::Words& Overload::words() {
-  if (words_) return *words_;
+  if (const auto* known = words_.load()) return *known;
   std::istringstream told(ask_for_words(name));
   auto words = std::make_unique<Words>();
   std::string word, number;
@@ -106,8 +106,8 @@ const Overload::Words& Overload::words() {
     std::istringstream numbers(word.substr(1));
     while (std::getline(numbers, number, ',')) values.push_back(std::stod(number));
   }
-  words_ = std::move(words);
-  return *words_;
+  const Words* other = nullptr;
+  return words_.compare_exchange_strong(other, words.get()) ? *words.release() : *other;
 }
 
 }  // namespace ltc

@@ -42,7 +42,7 @@ struct Overload {
 
   c10::OperatorHandle handle;
   std::string name;
-  int64_t rule = -1;  // until prepared
+  std::atomic<int64_t> rule{-1};  // until prepared
   std::vector<Kind> kinds;
   std::vector<bool> writes;
   std::vector<int> returned;  // of each return: which written argument it is, or -1
@@ -54,7 +54,7 @@ struct Overload {
   std::atomic<int64_t> left_to_python{0};
 
  private:
-  std::unique_ptr<Words> words_;
+  std::atomic<const Words*> words_{nullptr};  // of the first thread that has asked; they stay
 };
 
 // The offset of `as_strided`, which counts in the tensor: the CPU's kernel counts from where the memory begins.

@@ -42,8 +42,11 @@ struct SettledCuts {
 // One thread's. Python enters it where the calls of a thread run when they are made, and are not
 // noted; any thread of Python's may leave it.
 struct Session {
+  // True if a call is summed up; another thread may take the sum between two calls, not within one.
+  bool sums() const { return gate.sums() && !depth; }
+  void begin_sum() { sketch.begin(), gate.sum(); }
   // True if the recording may end here, and the next one begin, without Python.
-  bool passes_cut(bool is_read) { return gate.runs() && sketch.is_on && !depth && cuts.pass(sketch, is_read, calls); }
+  bool passes_cut(bool is_read) { return gate.runs() && sums() && cuts.pass(sketch, is_read, calls); }
 
   Gate gate;
   std::atomic<bool> is_armed{false};   // Python is asked to enter it before the next call

@@ -6,7 +6,6 @@ namespace ltc {
 
 void Sketch::begin() {
   *this = Sketch();
-  is_on = true;
   walk_ = new_walk();
 }
 

@@ -24,7 +24,6 @@ struct Sketch {
     return sum ^ (sum >> 29);
   }
 
-  bool is_on = false;
   uint64_t exact = 0;  // of the calls with all extents and whole numbers
   uint64_t shape = 0;  // of the calls alone
   int64_t calls = 0;  // one of lists is one for each of their tensors, a recurrence one for each of its steps

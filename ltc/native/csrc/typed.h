@@ -21,7 +21,7 @@ class PlainCall {
   }
 
   PlainCall(const Overload& overload, Session& session)
-      : overload_(overload), session_(session), is_sketched_(session.sketch.is_on && !session.depth) {}
+      : overload_(overload), session_(session), is_sketched_(session.sums()) {}
 
   // An argument as the CPU's kernel takes it.
   template <class Argument>

@@ -4,7 +4,6 @@
 #include <array>
 #include <chrono>
 #include <mutex>
-#include <vector>
 
 namespace ltc {
 namespace {
