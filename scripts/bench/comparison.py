@@ -254,7 +254,7 @@ def asked_of(python: str, system: str, program: str) -> dict[str, Any] | str:
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "OMP_NUM_THREADS": "1",
             "LTC_HINTS": "0",
-            "XLA_FLAGS": single if system == "jax" else "",
+            "XLA_FLAGS": single if system in ("jax", "torch_xla") else "",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
         command = [python, __file__, "--worker", system, program]
