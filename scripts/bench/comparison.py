@@ -91,7 +91,7 @@ def torch_step(
 
     Args:
         program: Its name in the table of programs.
-        device: Where model and batch lie.
+        device: The device of model and batch.
         mark: Ends a step.
         prepare: Makes of model and optimizer what the system wants.
     """

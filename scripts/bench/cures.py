@@ -40,14 +40,8 @@ from ltc.device.evidence import hints
 from ltc.profiling.analysis.hindrances import hindrances
 
 WARM, ITERATIONS, ROUNDS = 100, 200, 9
-NOT_SLOWER, SLOWER, FAR_SLOWER = (
-    0.95,
-    1.1,
-    1.5,
-)  # times eager PyTorch's; the hint's estimate is coarse
-PATIENCE_SECONDS = (
-    0.5  # before the hint judges, and twice as long before it judges again; a user's are 5
-)
+NOT_SLOWER, FAR_SLOWER = 0.95, 2.0  # times eager's; between them the hint may come or not
+PATIENCE_SECONDS = 0.5  # before the hint judges; a user's are 5
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why_is_it_slow.md"
 Loop = Callable[..., object]
 STEPS = {"ltc": ltm, "cpu": SimpleNamespace(mark_step=lambda: None)}  # eager PyTorch has no marks

@@ -264,7 +264,7 @@ _MOST_POINTS, _MOST_HOLDERS = 2000, 60
 _KINDS_OF_MEMORY = {
     "parameter": "parameters", "buffer": "buffers of modules", "gradient": "gradients",
     "optimizer": "optimizer state", "input": "inputs", "output": "results", "value": "activations",
-    "block": "packing and reuse in a program", "other": "unknown",
+    "block": "packing and reuse in a program", "other": "other tensors and programs",
 }  # fmt: skip
 _MOST_OWNERS = 20
 
