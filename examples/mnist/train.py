@@ -170,7 +170,8 @@ def main(argv: list[str] | None = None) -> int:
         percent = accuracy(model, digits, backend.device)
         print(f"test accuracy: {percent:.2f} %")
     each = ", ".join(f"{device} {took:.1f} ms" for device, took in times.items())
-    print(f"a step of the last epoch: {each}")
+    other = "" if len(times) > 1 else " (--device both: beside the CPU's)"
+    print(f"a step of the last epoch: {each}{other}")
     if chosen.save:
         backend.save(model.state_dict(), chosen.save)
     if percent < chosen.target_accuracy:

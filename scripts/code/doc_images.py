@@ -4,6 +4,9 @@
     python scripts/code/doc_images.py --look FOLDER # the pages at 1280 and 500 pixels, light and dark, to look at
     python scripts/code/doc_images.py --look FOLDER --site build/site    # pages of the site as well
 
+Each program runs five times, and the picture shows the run with the quickest steps: others may be busy. Programs are
+waited for, so that what is compiled does not depend on that.
+
 docs/images/made_of.txt has a fingerprint of the page's templates and of the programs. A test compares it, so that
 a picture is made anew once the page has changed.
 """
@@ -12,17 +15,20 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "ltc" / "profiling" / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+RUNS = 5
 WIDE, NARROW = (1280, 1010), (500, 1400)
 
 READS = """
@@ -82,12 +88,22 @@ def made_of() -> str:
 
 
 def page_of(program: str, folder: Path) -> Path:
-    """Run a program under the profiler; return the page that it makes."""
-    (folder / "train.py").write_text(program)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "LTC_HINTS": "0"}
-    command = [sys.executable, "-m", "ltc", "profile", "--html", "train.py"]
-    subprocess.run(command, cwd=folder, env=environment, check=True)
-    return folder / "ltc_profile.html"
+    """Run a program under the profiler some times; return the page of the run with the quickest steps."""
+    runs = []
+    for number in range(RUNS):
+        place = folder / str(number)
+        place.mkdir()
+        (place / "train.py").write_text(program)
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT), "LTC_HINTS": "0", "LTC_COMPILE_BEHIND": "0",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "ltc", "profile", "--html", "train.py"]
+        subprocess.run(command, cwd=place, env=environment, check=True)
+        trace = json.loads((place / "ltc_profile.json").read_text())
+        steps = trace["ltc"]["steps"]
+        later = [one["end_us"] - one["begin_us"] for one in steps[len(steps) // 4 :]]
+        runs.append((mean(later), place))
+    return min(runs)[1] / "ltc_profile.html"
 
 
 def shot(page: str, target: Path, size: tuple[int, int], is_dark: bool = False) -> None:

@@ -2,8 +2,9 @@
 
     python scripts/compare/versions.py                              every minor from 2.10 on, this Python
     python scripts/compare/versions.py --torch 2.12 2.15.0 --python 3.11 3.14
+    python scripts/compare/versions.py --write                      the rows go into docs/reliability.md
 
-Prints a table for README.md. Each environment is removed after its tests; torch takes 2 GB of it. Where
+Prints a table. Each environment is removed after its tests; torch takes 2 GB of it. Where
 torch's build is one for CUDA, NVIDIA's libraries are not installed: stand-ins say that there is no
 device. A Python that this machine lacks comes from Debian's packages. A `--wheels` folder is looked into
 before anything is downloaded. Ends with 1 where one fails.
@@ -28,6 +29,8 @@ from cuda_stand_ins import put_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PAGE = ROOT / "docs" / "reliability.md"
+TABLE = re.compile(r"^\| torch \| Python \|.*?\n(?=\n)", re.M | re.S)
 OLDEST = (2, 10)
 QUICK = """
     tests/test_tiny.py tests/unit/test_import.py tests/unit/test_private_names.py tests/unit/test_device_guard.py
@@ -49,6 +52,9 @@ def main() -> int:
     parser.add_argument("--python", nargs="+", default=[this], help="versions of Python")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of torch")
     parser.add_argument("--native", action="store_true", help="build the core, and run with it")
+    parser.add_argument(
+        "--write", action="store_true", help="put the rows into the table of the page"
+    )
     parser.add_argument("--tests", nargs="+", default=QUICK, help="arguments of pytest")
     asked = parser.parse_args()
     rows = []
@@ -56,9 +62,18 @@ def main() -> int:
         for version in chosen(asked.torch):
             rows.append(tried(python, version, asked))
             print(rows[-1], flush=True)
-    print("\n| torch | Python | README's example | quick tests | when |\n|---|---|---|---|---|")
+    print("\n| torch | Python | README's example | quick tests | date |\n|---|---|---|---|---|")
     print("\n".join(rows))
+    if asked.write:
+        PAGE.write_text(TABLE.sub(lambda found: merged(found[0], rows), PAGE.read_text(), count=1))
     return int(any("fail" in row or "no " in row for row in rows))
+
+
+def merged(table: str, rows: list[str]) -> str:
+    """Return a table with new rows in place of those for the same torch and Python."""
+    head, line, *kept = table.splitlines()
+    found = {tuple(one.split("|")[1:3]): one for one in [*kept, *rows]}
+    return "\n".join([head, line, *sorted(found.values())]) + "\n"
 
 
 def chosen(asked: list[str] | None) -> list[str]:

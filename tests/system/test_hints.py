@@ -92,10 +92,12 @@ def test_a_rank_other_than_the_first_is_silent():
     assert run(script, 0.1, RANK="1").stderr == ""
 
 
-def test_a_loop_is_slower_if_its_faster_quarter_is_above_the_median_of_eager(loop):
+def test_a_loop_is_slower_if_its_faster_quarter_is_a_tenth_above_the_median_of_eager(loop):
     taken(loop, 2_000, 1)
     loop.eager = [1_000] * hints.SAMPLES
     assert loop.is_slower()
+    loop.eager = [1_900] * hints.SAMPLES  # it waits for files, say: as eager PyTorch would
+    assert not loop.is_slower()
     loop.eager = [3_000] * hints.SAMPLES
     assert not loop.is_slower()
 

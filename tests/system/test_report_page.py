@@ -21,7 +21,7 @@ from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.steady_steps import steady_steps
 from ltc.profiling.analysis.verdict import verdict
 from ltc.profiling.page.comparison import comparison
-from ltc.profiling.page.document import document
+from ltc.profiling.page.document import document, timeline_data
 from tests.explained import data, in_a_thread
 from tests.states import wait_for_the_compiler
 
@@ -234,6 +234,17 @@ def test_a_kernel_of_several_parts_is_one_row(trace):
     names = [cost.name for cost in by_kernel(in_parts(trace))]
     assert not any(name.startswith("part ") for name in names)
     assert len(names) == len(by_kernel(without_kernel_events(trace)))
+
+
+def test_the_timeline_names_kernels_in_words_and_has_their_codes_beside(trace):
+    steps = trace["ltc"]["steps"]
+    drawn = json.loads(timeline_data(trace, steps, [0] * len(steps)))
+    rows = [step["spans"] for step in drawn["steps"]]
+    spans = [row[place : place + 6] for row in rows for place in range(0, len(row), 6)]
+    kernels = [one for one in spans if drawn["categories"][one[1]] == "kernel"]
+    words, codes = ({drawn["names"][one[place]] for one in kernels} for place in (2, 3))
+    assert words and not any("->" in name for name in words)
+    assert any("->" in text for text in codes)
 
 
 def test_no_share_is_above_all(trace):

@@ -14,6 +14,7 @@ EXAMPLES = ROOT / "examples"
 SETTINGS = {
     "character_model": ["--steps", "12", "--width", "16", "--sampled", "8"],
     "tabular": ["--rows", "640", "--epochs", "3"],
+    "augmented_images": ["--images", "320", "--epochs", "2", "--workers", "1"],
     "reinforcement": ["--rounds", "8", "--width", "16"],
     "fine_tuning": ["--steps", "6", "--width", "16"],
     "custom_vendor": ["--steps", "12", "--width", "8"],

@@ -6,7 +6,7 @@ iterations. Python's profiler tells the time in ltc's own functions from the pro
 does without the former. Where programs are launched, the recorded calls run once more on PyTorch's
 kernels, and eager PyTorch takes that time as well. The profiler slows the program down, so the
 estimate is rather too high. The loop is slower than eager if the lower quartile of its iterations is
-above the median of the estimates. Iterations before its first launch tell nothing of those behind it,
+a tenth above the median of the estimates. Iterations before its first launch tell nothing of those behind it,
 and two estimates that are far above its iterations are enough.
 
 Nothing here decides how a step runs: the times go into the line on stderr, and nowhere else.
@@ -50,6 +50,7 @@ from ltc.tracebacks import is_ltcs
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
+MARGIN = 1.1  # times eager's time: less is noise, above all in a loop that waits for something else
 FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
 _KEPT = 256  # latest iterations
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
@@ -120,10 +121,10 @@ class Loop:
         return not self.is_launched and compile_behind.has_compiled_since(self.begun)
 
     def is_slower(self) -> bool:
-        """Return True if it takes longer than eager PyTorch."""
+        """Return True if it takes a tenth longer than eager PyTorch."""
         if min(len(self.eager), len(self.times)) < SAMPLES:
             return False
-        return quantiles(self.times)[0] > median(self.eager)
+        return quantiles(self.times)[0] > MARGIN * median(self.eager)
 
     def is_far_quicker(self) -> bool:
         """Return True if the samples so far leave no doubt that eager PyTorch takes longer."""

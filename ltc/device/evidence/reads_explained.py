@@ -16,7 +16,8 @@ from ltc.explaining.user_stack import UserFrame
 from ltc.support.bounded_table import BoundedTable
 
 BEFORE_THE_MARK = (
-    "read it after ltm.mark_step() or in a step closure; keep decisions on the device: torch.where"
+    "read it after ltm.mark_step() or in a step closure; decide on the device: torch.where, "
+    "nn.utils.clip_grad_norm_"
 )
 BEHIND_THE_MARK = (
     "compute this value before ltm.mark_step(), and leave its read behind: the step then gives it"

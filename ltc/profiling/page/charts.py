@@ -133,7 +133,7 @@ def roofline(
     dots: Sequence[tuple[str, float, float, float]], copy_limit: float, multiply_limit: float
 ) -> str:
     """(name, operations for each byte, operations a second, share of the time) each, under the roof."""
-    width, height, left, bottom = 620, 340, 72, 40
+    width, height, left, top, bottom = 620, 360, 72, 28, 52
     ridge = multiply_limit / copy_limit
     x_low, x_high = _decades([dot[1] for dot in dots] + [ridge / 10, ridge * 10])
     y_low, y_high = _decades([dot[2] for dot in dots] + [multiply_limit / 100, multiply_limit])
@@ -145,12 +145,12 @@ def roofline(
         return (
             height
             - bottom
-            - (math.log10(value) - y_low) / (y_high - y_low) * (height - bottom - 14)
+            - (math.log10(value) - y_low) / (y_high - y_low) * (height - bottom - top)
         )
 
     grid = "".join(
-        f'<line class="grid" x1="{x_of(10**k):.1f}" x2="{x_of(10**k):.1f}" y1="14" y2="{height - bottom}"/>'
-        f'<text x="{x_of(10**k):.1f}" y="{height - bottom + 16}" '
+        f'<line class="grid" x1="{x_of(10**k):.1f}" x2="{x_of(10**k):.1f}" y1="{top}" y2="{height - bottom}"/>'
+        f'<text x="{x_of(10**k):.1f}" y="{height - bottom + 22}" '
         f'text-anchor="{"end" if k == x_high else "middle"}">{_power(k)}</text>'
         for k in range(x_low, x_high + 1)
     ) + "".join(
@@ -174,7 +174,7 @@ def roofline(
         f'aria-label="kernels below the limits of the machine">{grid}'
         f'<polyline class="roof" points="{roof}"/>{drawn}'
         f'<text x="{width - 12}" y="{height - 6}" text-anchor="end">operations for each byte moved</text>'
-        f'<text x="{left}" y="10">operations a second</text></svg>'
+        f'<text x="{left}" y="17">operations a second</text></svg>'
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ltc.profiling.analysis.hindrances import Hindrance, hindrances
+from ltc.profiling.analysis.kernel_parts import kernel_words
 from ltc.profiling.analysis.steady_steps import SteadySteps, duration, main_process, steady_steps
 from ltc.profiling.analysis.verdict import Verdict, verdict
 from ltc.profiling.page.charts import area, share_bar, step_strip
@@ -181,19 +182,21 @@ def steps_section(
 
 WORDS_OF_PARTS = {
     "peers": ("waiting for other ranks", "collective"),
-    "running": ("running programs", "execute"),
+    "running": ("running kernels", "execute"),
     "compiling": ("compiling", "compile"),
     "input": ("input pipeline (DataLoader)", "user"),
     "copying": ("copying to and from the device", "transfer"),
-    "waiting": ("waiting", "wait"),
+    "waiting": ("waiting, no kernel running", "wait"),
     "recording": ("Python and recording", "record"),
 }
 
 
 def _parts(steady: SteadySteps) -> list[tuple[str, str, float]]:
-    several = len(steady.trace["ltc"]["processes"]) > 1
+    has_peers = len({one.get("rank") or 0 for one in steady.trace["ltc"]["processes"]}) > 1
     shares = steady.parts.items()
-    return [(*WORDS_OF_PARTS[name], share) for name, share in shares if several or name != "peers"]
+    return [
+        (*WORDS_OF_PARTS[name], share) for name, share in shares if has_peers or name != "peers"
+    ]
 
 
 def _parts_table(steady: SteadySteps) -> Markup:
@@ -261,7 +264,7 @@ _MOST_POINTS, _MOST_HOLDERS = 2000, 60
 _KINDS_OF_MEMORY = {
     "parameter": "parameters", "buffer": "buffers of modules", "gradient": "gradients",
     "optimizer": "optimizer state", "input": "inputs", "output": "results", "value": "activations",
-    "block": "packing and reuse in a program", "other": "unknown",
+    "block": "packing and reuse in a program", "other": "other tensors and programs",
 }  # fmt: skip
 _MOST_OWNERS = 20
 
@@ -446,12 +449,15 @@ def _lanes(trace: dict[str, Any]) -> _Numbers:
 def _span(
     event: dict[str, Any], begin: float, lanes: _Numbers, names: _Numbers
 ) -> tuple[float, ...]:
-    args = event.get("args") or {}
+    args, name = event.get("args") or {}, event["name"]
+    about = _about(args)
+    if event["cat"] == "kernel":
+        name, about = kernel_words(name, args.get("ops") or ()), f"{about}\n{name}".lstrip()
     return (
         lanes[event["pid"], event["tid"]],
         _PLACE_OF_SPAN[event["cat"]],
-        names[event["name"]],
-        names[_about(args)],
+        names[name],
+        names[about],
         _short(event["ts"] - begin),
         _short(event["dur"]),
     )
