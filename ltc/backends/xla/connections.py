@@ -65,7 +65,7 @@ def _compiled(mesh: ReplicaMesh, groups: Groups) -> Any:
 
 
 def _failure(mesh: ReplicaMesh, error: Exception) -> str:
-    """What a user is told of a connection that has failed."""
+    """Return the text of the error for a connection that has failed."""
     found = _MISSING.search(str(error))
     if found is None:
         return f"The processes of this run did not connect for JAX's exchanges: {error}"
