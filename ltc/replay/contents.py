@@ -272,15 +272,16 @@ def _visit_optimizer(use: ReplayGuard, optimizer: torch.optim.Optimizer, name: s
     groups, state = use.constant(optimizer.param_groups), use.constant(optimizer.state)
     use.require(f"{name}.param_groups is {groups}", f"{name}.state is {state}")
     use.require(use.same_length(optimizer.param_groups, groups))
-    use.require(use.same_length(optimizer.state, state))
+    use.require(use.same_keys(optimizer.state, state))
     for place, group in enumerate(optimizer.param_groups):
         use.require(f"{groups}[{place}] is {use.constant(group)}")
         _visit_group(use, group, use.constant(group))
-    for parameter, entries in optimizer.state.items():
+    for entries in optimizer.state.values():
         if not isinstance(entries, dict):
             raise Obstacle(f"{type(optimizer).__name__} keeps no table of values for a parameter")
-        use.require(f"{state}[{use.follow(parameter)}] is {use.constant(entries)}")
         _visit_state(use, entries, use.constant(entries))
+    tables = [*map(id, optimizer.state.values())]
+    use.require(f"[*map(id, {state}.values())] == {tables}")  # finding each would hash tensors
 
 
 def _visit_group(use: ReplayGuard, group: dict, name: str) -> None:

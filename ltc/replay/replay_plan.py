@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from ltc.replay.guard import NOT_THERE, Changed, checks, generated
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
 from ltc.replay.reachable import Reachable
-from ltc.runtime.buffer import Buffer
+from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.compile import known_program
 from ltc.runtime.executor import executor_of
 from ltc.support.observation import metrics
 from ltc.support.process.held_signals import held
+from ltc.support.shallow_copy import elements_at
 from ltc.support.torch_private import increment_version, is_forward_mode, saved_tensors_hooks
 from ltc.training_loop import steps
 
@@ -81,7 +83,7 @@ class ReplayPlan:
         self._take_results()
 
     def _take_inputs(self) -> None:
-        """Find the origins of the inputs, and the types of tensors that are none."""
+        """Find the origins of the inputs, and the types of bases that are none."""
         reachable, origins = self._last.reachable, self._last.origins
         self._keys = self._last.keys
         self._roots = [number for kind, number in origins.inputs if kind == "root"]
@@ -97,14 +99,16 @@ class ReplayPlan:
         for buffer in self._constants.values():
             buffer.shared = True  # each call reads it
         read = set(self._roots)
-        self._unread = [n for n, root in enumerate(reachable.layout.roots) if root not in read]
-        self._unread_types = [reachable.types[place] for place in self._unread]
+        self._unread = [root for root in dict.fromkeys(reachable.layout.roots) if root not in read]
+        self._unread_keys = [input_key(*reachable.base_types[root]) for root in self._unread]
 
     def _take_results(self) -> None:
         """Find the holders of the buffers that are made, and of inputs that are shared from now on."""
         seen = self._last
         expressions = {one.expression for one in seen.reachable.lazy}
         held = [*self._ended.holders, *(holders for _, holders in self._ended.shared)]
+        outputs = enumerate(self._ended.holders)
+        self._held_twice = [output for output, holders in outputs if len(holders) > 1]
         holders = [
             (seen.holders[n], buffer) for buffer, numbers in enumerate(held) for n in numbers
         ]
@@ -116,8 +120,10 @@ class ReplayPlan:
             for place in seen.no_gradient
             if f"{seen.reachable.lazy[place].expression}.grad" in expressions
         ]
-        self._bases = list(dict.fromkeys([*self._roots, *(base for base, _ in self._written)]))
-        self._moving = [base for base in self._bases if base >= len(self._known)]
+        written = (base for base, _ in self._written)
+        bases = list(dict.fromkeys([*self._roots, *self._unread, *written]))
+        self._bases_at = elements_at(bases)
+        self._moving_at = elements_at([base for base in bases if base >= len(self._known)])
 
     # --- a call
 
@@ -173,21 +179,19 @@ class ReplayPlan:
             raise Changed
         if self._has_twins and same_objects(tensors) != self._last.reachable.layout.objects:
             raise Changed
-        if self._unread:
-            unread = [tensors[place] for place in self._unread]
-            if [(x.shape, x.dtype, x.get_device()) for x in unread] != self._unread_types:
-                raise Changed
         return [*numbers]
 
     def _inputs(self, bases: list[State], host: list[torch.Tensor]) -> list[Buffer]:
-        used = [bases[number] for number in self._bases]
+        used = self._bases_at(bases)
         if [state.value for state in used].count(None) != len(used):
             raise Changed  # something is pending in another thread
         buffers: list[Any] = [state.buffer for state in used]
         for execution in {buffer.execution for buffer in buffers}:
             if execution is not None and execution.failure is not None:
                 raise Changed
-        inputs = buffers[: len(self._roots)]
+        inputs, behind = buffers[: len(self._roots)], buffers[len(self._roots) :]
+        if [buffer.key for buffer in behind[: len(self._unread)]] != self._unread_keys:
+            raise Changed
         for position, kind, place in self._others:
             given = (
                 uploaded(host[place], self._device) if kind == "upload" else self._constants[place]
@@ -195,9 +199,9 @@ class ReplayPlan:
             inputs.insert(position, given)
         if [buffer.key for buffer in inputs] != self._keys:
             raise Changed
-        for number in self._moving:
-            if bases[number].device is not self._device:
-                raise Changed
+        moving = [state.device for state in self._moving_at(bases)]
+        if moving.count(self._device) != len(moving):
+            raise Changed
         return inputs
 
     def _is_alone(self) -> bool:
@@ -253,9 +257,8 @@ class ReplayPlan:
             current_replica() if program.exchanges else None,
         )
         outputs: list[Buffer] = binding.recorded_outputs(made)
-        for output, holders in zip(outputs, ended.holders):
-            if len(holders) > 1:
-                output.shared = True
+        for output in self._held_twice:
+            outputs[output].shared = True
         return outputs + shared if shared else outputs
 
     def _hand_out(self, prepared: Prepared, buffers: list[Buffer]) -> Any:
@@ -298,9 +301,22 @@ def _lines(reachable: Reachable) -> Iterator[str]:
     yield from reachable.lines()
     yield f"    known = [{', '.join(expression for expression, _ in reachable.numbers())}]"
     yield "    if is_over: return known"
-    yield from checks(reachable.gradients)
-    yield f"    return {_listed(moving)}, {_listed(reachable.host)}, known"
+    names = {
+        one.expression: f"g{place}"  # reading a gradient takes longer than all that is asked of it
+        for place, one in enumerate(moving)
+        if one.expression.endswith(".grad")
+    }
+    yield from (f"    {name} = {expression}" for expression, name in names.items())
+    yield from checks([_by_name(condition, names) for condition in reachable.gradients])
+    given = [names.get(one.expression, one.expression) for one in moving]
+    host = [one.expression for one in reachable.host]
+    yield f"    return [{', '.join(given)}], [{', '.join(host)}], known"
 
 
-def _listed(found: Sequence[Any]) -> str:
-    return f"[{', '.join(one.expression for one in found)}]"
+_OF_GRADIENT = re.compile(r"(.+\.grad)(\.(?:__class__|requires_grad) is \w+)")
+
+
+def _by_name(condition: str, names: dict[str, str]) -> str:
+    """Return a condition with the name of its gradient."""
+    found = _OF_GRADIENT.fullmatch(condition)
+    return condition if found is None else f"{names.get(found[1], found[1])}{found[2]}"

@@ -5,9 +5,12 @@
 Printed are the results of each replica, the kinds of exchanges that the host made, and what was counted.
 """
 
+import dataclasses
 import json
 import os
 import sys
+import threading
+import time
 from collections import Counter
 
 import torch
@@ -136,7 +139,55 @@ def one_dies(device):
     return [total]
 
 
+def beside_a_compilation(device):
+    """The last of three equal steps, while another thread compiles for up to a minute."""
+    x, seconds = own(device, 1.0, 2.0), 0.0
+    for step in range(3):
+        if step == 2 and collectives.ordinal() == 0:
+            locked = threading.Event()
+            threading.Thread(target=compile_for_long, args=(locked,), daemon=True).start()
+            locked.wait()
+        began = time.monotonic()
+        total = collectives.all_reduce("sum", x)
+        ltm.mark_step(device, wait=True)
+        seconds = time.monotonic() - began
+    return [total, own(device, float(seconds < 30))]
+
+
+def compile_for_long(locked):
+    from ltc.backends.xla.joint_computation import _compiling
+
+    with _compiling:
+        locked.set()
+        time.sleep(60)
+
+
+def one_is_late(device):
+    """The second process computes 32 seconds longer before its first exchange than the first one."""
+    return [collectives.all_reduce("sum", own(device, 1.0, 2.0))]
+
+
+def delay_programs(seconds):
+    """Have each joint program of this process start so late, behind what connects the processes."""
+    from ltc.backends.xla import joint_computation as module
+
+    compiled = module.program_of
+
+    def late(*args):
+        program = compiled(*args)
+
+        def run(*arrays):
+            time.sleep(seconds)
+            return program.run(*arrays)
+
+        return dataclasses.replace(program, run=run)
+
+    module.program_of = late
+
+
 CASES = (
+    beside_a_compilation,
+    one_is_late,
     one_dies,
     kinds,
     dtypes,
@@ -191,7 +242,9 @@ def of_processes(case, processes):
     return {"results": results, "error": error, "host": host, "counted": counted}
 
 
-def rank(_, case):
+def rank(number, case):
+    if case is one_is_late and number == 1:
+        delay_programs(32)
     return exchanged(case)
 
 

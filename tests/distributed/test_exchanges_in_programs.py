@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,6 +82,11 @@ def test_a_process_has_the_devices_that_jax_finds_where_their_number_is_0():
     assert_equal(outcome("training", "xla", devices=0), outcome("training", "xla"))
 
 
+def test_a_known_program_starts_while_another_thread_compiles():
+    found = outcome("beside_a_compilation", "xla")
+    assert found["results"] == [[[4.0, 8.0], [1.0]]] * 4
+
+
 # --- two processes of two devices ----------------------------------------------------------------
 
 BY_TWO = {"devices": 2, "of_jax": 2, "processes": 2}
@@ -97,6 +104,24 @@ def test_a_replica_of_another_process_whose_programs_differ_is_found():
     found = outcome("one_reads", "xla", **BY_TWO)
     assert_equal(found, outcome("one_reads", "llvm"))
     assert found["counted"]["ReplicasOverHost"] == 4
+
+
+def test_processes_may_come_to_their_first_exchange_half_a_minute_apart():
+    found = outcome("one_is_late", "xla", **BY_TWO)
+    assert found["results"] == [[[4.0, 8.0]]] * 4
+    assert found["host"] == []
+
+
+def test_a_replica_that_does_not_connect_is_named():
+    from ltc.backends.xla import connections  # where JAX is installed
+
+    devices = np.array([SimpleNamespace(id=number) for number in (0, 1, 2048, 2049)])
+    mesh = SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+    text = (
+        "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: cpu:gloo/0,2048/1 and duration: 30s"
+    )
+    assert connections._failure(mesh, RuntimeError(text)).startswith("Replica 2 launched")
+    assert "no route" in connections._failure(mesh, RuntimeError("no route"))
 
 
 @pytest.mark.parametrize(

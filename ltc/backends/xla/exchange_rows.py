@@ -135,6 +135,13 @@ def are_all_rows(graph: Graph) -> bool:
     )
 
 
+def groups_of(graph: Graph) -> frozenset[tuple[tuple[int, ...], ...]]:
+    """Return the ways in which a graph's exchanges divide the replicas; () is all together."""
+    nodes = schedule(*graph.outputs)
+    starts = [node for node in nodes if node.op is ops.COLLECTIVE_START]
+    return frozenset(node.attr("collective").groups for node in starts)
+
+
 def _has_row(collective: Collective) -> bool:
     """Return True if the devices exchange so: the host alone compares operands, and knows process groups."""
     return collective.kind in KINDS and not collective.channel and not collective.checked

@@ -5,6 +5,7 @@ Replicas that are threads of one process launch it together: the last to come la
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ import numpy as np
 
 from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.collective_runner import current_place, running_place
+from ltc.backends.xla import connections
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.computation import CheckedProgram, XlaComputation, XlaLaunch
-from ltc.backends.xla.exchange_rows import are_all_rows
+from ltc.backends.xla.exchange_rows import are_all_rows, groups_of
 from ltc.backends.xla.numbers import Array
 from ltc.backends.xla.packed_state import unpacked
 from ltc.backends.xla.placement import ReplicaMesh, mesh_of
@@ -31,12 +33,23 @@ class JointComputation(XlaComputation):
 
     def __init__(self, graph: Graph, mesh: ReplicaMesh, donated: frozenset[int]) -> None:
         self._graph, self._donated = graph, donated
+        self._groups, self._known = groups_of(graph), dict[ReplicaMesh, CheckedProgram]()
         self.capabilities = ComputationCapabilities(begin=self.begin)
         self._program_on(mesh)
 
     def _program_on(self, mesh: ReplicaMesh) -> CheckedProgram:
-        with _compiling:
-            return CheckedProgram(program_of(self._graph, mesh, self._donated), self._graph)
+        """The program of that mesh.
+
+        One that is known is found without the lock. Another thread may hold it for a minute, to
+        compile the next program, while the other processes run this one.
+        """
+        found = self._known.get(mesh)
+        if found is None:
+            with _compiling:
+                program = program_of(self._graph, mesh, self._donated)
+                connections.prepare(mesh, self._groups)
+            found = self._known[mesh] = CheckedProgram(program, self._graph)
+        return found
 
     def begin(self, buffers: list[Array], scalars: list[Any]) -> tuple[list[Array], XlaLaunch]:
         place = running_place()
@@ -50,7 +63,8 @@ class JointComputation(XlaComputation):
 
         try:
             with jax.enable_x64(True):
-                made = _launched_with(program, mesh, place.position, part)
+                connect = functools.partial(connections.connect, mesh, self._groups)
+                made = _launched_with(program, mesh, place.position, part, connect)
             return checked.begun(made, is_sure=False)
         except jax.errors.JaxRuntimeError as error:
             raise checked.told(error, program.given(buffers)) from error
@@ -81,9 +95,10 @@ class _JointLaunch:
     error: Exception | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, program: XlaProgram, mesh: ReplicaMesh) -> None:
+    def run(self, program: XlaProgram, mesh: ReplicaMesh, connect: Callable[[], None]) -> None:
         try:
             if self.error is None:
+                connect()
                 self.made = _launched(program, mesh, [self.parts[p] for p in sorted(self.parts)])
         except Exception as error:
             self.error = error
@@ -96,7 +111,11 @@ _lock = threading.Lock()
 
 
 def _launched_with(
-    program: XlaProgram, mesh: ReplicaMesh, position: int, part: Callable[[], _Arguments]
+    program: XlaProgram,
+    mesh: ReplicaMesh,
+    position: int,
+    part: Callable[[], _Arguments],
+    connect: Callable[[], None],
 ) -> list[Array]:
     """Return the results of one replica; wait for the other threads' parts, or their errors."""
     made, failed = _Arguments((), ()), None
@@ -112,7 +131,7 @@ def _launched_with(
         if is_last:
             del _gathering[mesh]  # the next launch may gather meanwhile
     if is_last:
-        launch.run(program, mesh)
+        launch.run(program, mesh, connect)
     launch.over.wait()
     if launch.error is not None:
         raise launch.error
