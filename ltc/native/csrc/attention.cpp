@@ -14,8 +14,7 @@ using Signature = Pair(const Tensor&, const Tensor&, const Tensor&, const std::o
                        std::optional<double>);
 
 Pair attended(const torch::jit::Stack& given) {
-  static const auto attention =
-      c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
+  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
   return attention.redispatch(DispatchKeySet(DispatchKey::PrivateUse1), given[0].toTensor(), given[1].toTensor(),
                               given[2].toTensor(), given[3].toOptional<Tensor>(), given[5].toBool(),
                               given[7].toOptional<double>());

@@ -19,31 +19,6 @@ Session& this_thread() {
   return *session;
 }
 
-namespace {
-
-const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
-const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
-
-// A call as a copy between the CPU and the device, which is part of no path: see `_to_copy` in native_functions.yaml.
-struct Copy {
-  Copy(Overload& overload, const torch::jit::Stack& stack) {
-    if (overload.rule < 0) overload.prepare();
-    if (!(overload.rule & COPIES)) return;
-    const auto* given = &stack[stack.size() - overload.kinds.size()];
-    self = &given[0].toTensor();
-    is_upload = self->is_cpu();
-    is_read = !is_upload && given[3].isDevice() && given[3].toDevice().is_cpu();
-    const auto size = given[1].isNone() ? self->element_size() : c10::elementSize(given[1].toScalarType());
-    is_large_upload = is_upload && size_t(self->numel()) * size > LARGEST_UPLOAD;
-  }
-  bool is_one() const { return is_upload || is_read; }
-  const Tensor* self = nullptr;
-  bool is_upload = false, is_read = false;
-  bool is_large_upload = false;  // Python finds out if the machine has the memory
-};
-
-}  // namespace
-
 // Each stride reaches over all that smaller ones do.
 bool may_overlap(const Tensor& host) {
   if (host.is_non_overlapping_and_dense() || host.numel() < 2) return false;
@@ -66,6 +41,27 @@ Tensor in_own_memory(Tensor host) {
 }
 
 namespace {
+
+const int64_t MOST_UPLOADS = 256;  // that Python has not noted yet
+const size_t LARGEST_UPLOAD = 8 << 20;  // bytes, beside whose copy Python takes no time
+
+// A call as a copy between the CPU and the device, which is part of no path: see `_to_copy` in native_functions.yaml.
+struct Copy {
+  Copy(Overload& overload, const torch::jit::Stack& stack) {
+    if (overload.rule < 0) overload.prepare();
+    if (!(overload.rule & COPIES)) return;
+    const auto* given = &stack[stack.size() - overload.kinds.size()];
+    self = &given[0].toTensor();
+    is_upload = self->is_cpu();
+    is_read = !is_upload && given[3].isDevice() && given[3].toDevice().is_cpu();
+    const auto size = given[1].isNone() ? self->element_size() : c10::elementSize(given[1].toScalarType());
+    is_large_upload = is_upload && size_t(self->numel()) * size > LARGEST_UPLOAD;
+  }
+  bool is_one() const { return is_upload || is_read; }
+  const Tensor* self = nullptr;
+  bool is_upload = false, is_read = false, is_large_upload = false;  // Python finds out if there is the memory
+};
+
 
 // Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
 void zero_bytes(const c10::Storage& memory) {

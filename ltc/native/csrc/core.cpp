@@ -41,8 +41,7 @@ void take(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 }
 
 void take_numbered(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto storage = numbered(torch::jit::pop(*stack).toInt());
-  stack->push_back(taken(storage.get()));
+  stack->push_back(taken(numbered(torch::jit::pop(*stack).toInt()).get()));
 }
 
 // The session's calls are Python's from now on, which is told what they were.

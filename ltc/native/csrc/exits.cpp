@@ -14,8 +14,7 @@
 
 namespace ltc {
 
-Exit::Exit(const int64_t* words)
-    : run(words[0]), constants(words[1]), block_bytes(words[2]), guard(words[3]) {
+Exit::Exit(const int64_t* words) : run(words[0]), constants(words[1]), block_bytes(words[2]), guard(words[3]) {
   const int64_t* next = words + 8;
   for (int64_t i = 0; i < words[4]; i++, next += 2) inputs.push_back({next[0], next[1] != 0});
   for (int64_t i = 0; i < words[5]; i++) made.push_back(*next++);
@@ -40,30 +39,6 @@ bool put_whole(const c10::IValue& value, int64_t* word) {
                     number <= int64_t(std::numeric_limits<Number>::max());
   return fits && put(Number(number), word);
 }
-
-}  // namespace
-
-bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
-  if (!value.isDouble() && !value.isInt() && !value.isBool()) return false;
-  const double number = value.toScalar().toDouble();
-  int64_t* at = frame + word;
-  switch (format) {
-    case 'd': return put(number, at);
-    case 'f': {
-      const bool fits = !std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max());
-      return fits && put(float(number), at);
-    }
-    case 'q': return put_whole<int64_t>(value, at);
-    case 'i': return put_whole<int32_t>(value, at);
-    case 'h': return put_whole<int16_t>(value, at);
-    case 'b': return put_whole<int8_t>(value, at);
-    case 'B': return put_whole<uint8_t>(value, at);
-    case '?': return put(number != 0, at);
-    default: return false;
-  }
-}
-
-namespace {
 
 // What the programs of this thread work in, one at a time.
 int64_t* memory(Tensor& kept, int64_t bytes) {
@@ -94,6 +69,26 @@ Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
 
 }  // namespace
 
+bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
+  if (!value.isDouble() && !value.isInt() && !value.isBool()) return false;
+  const double number = value.toScalar().toDouble();
+  int64_t* at = frame + word;
+  switch (format) {
+    case 'd': return put(number, at);
+    case 'f': {
+      const bool fits = !std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max());
+      return fits && put(float(number), at);
+    }
+    case 'q': return put_whole<int64_t>(value, at);
+    case 'i': return put_whole<int32_t>(value, at);
+    case 'h': return put_whole<int16_t>(value, at);
+    case 'b': return put_whole<int8_t>(value, at);
+    case 'B': return put_whole<uint8_t>(value, at);
+    case '?': return put(number != 0, at);
+    default: return false;
+  }
+}
+
 // True if all that changes with a value was made in this walk, or comes to it.
 bool Walk::is_known_family(HeldValue& held) const {
   if ((held.base ? held_by(held.base.get()) : &held)->pending < 0) return true;
@@ -108,13 +103,9 @@ void Walk::derive(HeldValue& view) const {
   Derivation derived{base, nullptr};
   for (const auto* one : all_links(view.link.get())) {
     std::vector<IValue> arguments = one->arguments;
-    if (one->overload) {
-      derived.add(*one->overload, std::move(arguments), one->index);
-      continue;
-    }
-    const Step& step = track_->steps[one->step];
-    for (size_t i = 1; i < step.words.size(); i++) arguments.push_back(step.words[i].value);
-    derived.add(*step.overload, std::move(arguments), one->index);
+    const Step* step = one->overload ? nullptr : &track_->steps[one->step];
+    for (size_t i = 1; step && i < step->words.size(); i++) arguments.push_back(step->words[i].value);
+    derived.add(step ? *step->overload : *one->overload, std::move(arguments), one->index);
   }
   const bool is_copy = !derived.host.is_alias_of(base);
   view.hold(std::move(derived.host));

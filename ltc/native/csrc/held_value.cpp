@@ -20,6 +20,19 @@ void forget(Family& family, const HeldValue& held) {
   family.copies -= held.is_copy;
 }
 
+// A storage's Python object holds it, once Python has looked at it; in older versions of torch it does not count.
+template <class Slot>
+auto python_holders(const Slot& slot, int) -> decltype(slot.load_pyobj(), size_t()) {
+  return slot.load_pyobj() != nullptr;
+}
+template <class Slot>
+size_t python_holders(const Slot&, long) { return 0; }
+
+size_t holders_of(const Tensor& host) {
+  const auto* storage = host.storage().unsafeGetStorageImpl();
+  return host.storage().use_count() - python_holders(*storage->pyobj_slot(), 0);
+}
+
 }  // namespace
 
 std::atomic<int64_t> bytes_held;
@@ -70,8 +83,7 @@ bool has_true_strides(const HeldValue& view) {
 
 Tensor pending(c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   auto held = std::make_unique<HeldValue>();
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
       c10::DataPtr(nullptr, held.get(), &dropped, device_zero()), nullptr, false);
   held.release()->storage = storage.get();
   return tensor_over(c10::Storage(std::move(storage)), sizes, dtype);
@@ -110,25 +122,6 @@ void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const 
   held->family->members.emplace_back(kept(view));
   held->family->copies += held->is_copy;
 }
-
-namespace {
-
-// A storage's Python object holds it, once Python has looked at it; in older versions of torch it does not count.
-template <class Slot>
-auto python_holders(const Slot& slot, int) -> decltype(slot.load_pyobj(), size_t()) {
-  return slot.load_pyobj() != nullptr;
-}
-template <class Slot>
-size_t python_holders(const Slot&, long) {
-  return 0;
-}
-
-size_t holders_of(const Tensor& host) {
-  const auto* storage = host.storage().unsafeGetStorageImpl();
-  return host.storage().use_count() - python_holders(*storage->pyobj_slot(), 0);
-}
-
-}  // namespace
 
 bool may_be_written(HeldValue& held) {
   const auto holders = holders_of(held.host);

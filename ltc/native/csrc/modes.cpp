@@ -20,9 +20,7 @@ namespace {
 // A function of the interpreter's, looked for in the process: the library needs no symbol of one
 // interpreter's.
 template <class Function>
-Function* found(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-}
+Function* found(const char* name) { return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name)); }
 
 // Of a frame: a reference to drop.
 struct Frames {

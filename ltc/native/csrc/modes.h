@@ -15,8 +15,7 @@ inline c10::DispatchKeySet modes() {
 }
 
 inline bool in_some_mode() {
-  return c10::InferenceMode::is_enabled() ||
-         c10::impl::tls_local_dispatch_key_set().included_.has_any(modes());
+  return c10::InferenceMode::is_enabled() || c10::impl::tls_local_dispatch_key_set().included_.has_any(modes());
 }
 
 // Under this key Python's kernels lie that stand above autograd.

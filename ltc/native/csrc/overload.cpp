@@ -25,6 +25,15 @@ int place_of_written(const c10::FunctionSchema& schema, const c10::AliasInfo& re
   return -1;
 }
 
+Tensor shown_as_it_lies(const Tensor& host, const Link& link) {
+  const bool counts = link.overload->rule & FROM_START;
+  torch::jit::Stack stack{IValue(counts ? host.contiguous() : host)};
+  stack.insert(stack.end(), link.arguments.begin(), link.arguments.end());
+  if (counts) count_from(stack[0].toTensor(), stack.back());
+  link.overload->handle.redispatchBoxed(kCpu, &stack);
+  return link.index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link.index];
+}
+
 }  // namespace
 
 Overload::Overload(const c10::OperatorHandle& handle) : handle(handle) {
@@ -50,19 +59,6 @@ void Overload::prepare() { rule = ask_for_rule(name); }
 void count_from(const Tensor& host, IValue& offset) {
   offset = host.storage_offset() + (offset.isNone() ? 0 : offset.toInt());
 }
-
-namespace {
-
-Tensor shown_as_it_lies(const Tensor& host, const Link& link) {
-  const bool counts = link.overload->rule & FROM_START;
-  torch::jit::Stack stack{IValue(counts ? host.contiguous() : host)};
-  stack.insert(stack.end(), link.arguments.begin(), link.arguments.end());
-  if (counts) count_from(stack[0].toTensor(), stack.back());
-  link.overload->handle.redispatchBoxed(kCpu, &stack);
-  return link.index < 0 ? stack[0].toTensor() : stack[0].toTensorVector()[link.index];
-}
-
-}  // namespace
 
 Tensor shown(const Tensor& host, const Link& link) {
   try {

@@ -29,23 +29,6 @@ bool note_read(const Tensor& value, bool is_number) {
   return true;
 }
 
-}  // namespace
-
-bool may_read_here(const Tensor& value, bool is_number) {
-  Session& session = this_thread();
-  if (session.gate.follows()) return note_read(value, is_number);  // it is no value of the walk: nothing ends
-  if (session.calls < session.reads_until) session.read_at = session.calls;
-  else if (!passes_cut(session, is_number)) return may_read(value, is_number);
-  return note_read(value, is_number);
-}
-
-bool ends_at_read(bool is_number) {
-  const auto& session = this_thread();
-  return !session.depth && session.walk && session.walk->is_at_exit() && end_at_read(is_number);
-}
-
-namespace {
-
 at::Scalar number_at(const Tensor& host) {
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
@@ -65,6 +48,19 @@ at::Scalar number(const Tensor& tensor) {
 }
 
 }  // namespace
+
+bool may_read_here(const Tensor& value, bool is_number) {
+  Session& session = this_thread();
+  if (session.gate.follows()) return note_read(value, is_number);  // it is no value of the walk: nothing ends
+  if (session.calls < session.reads_until) session.read_at = session.calls;
+  else if (!passes_cut(session, is_number)) return may_read(value, is_number);
+  return note_read(value, is_number);
+}
+
+bool ends_at_read(bool is_number) {
+  const auto& session = this_thread();
+  return !session.depth && session.walk && session.walk->is_at_exit() && end_at_read(is_number);
+}
 
 void register_reads(torch::Library& library) { library.impl("_local_scalar_dense", TORCH_FN(number)); }
 

@@ -60,9 +60,7 @@ IValue number_in(const Tensor& tensor) {
   return IValue();
 }
 
-bool is_no_tensor(const IValue& given) {
-  return given.isNone() || (given.isTensor() && !given.toTensor().defined());
-}
+bool is_no_tensor(const IValue& given) { return given.isNone() || (given.isTensor() && !given.toTensor().defined()); }
 
 bool is_among(const IValue& value, const std::vector<double>& statics) {
   if (!is_number(value)) return false;
@@ -72,6 +70,36 @@ bool is_among(const IValue& value, const std::vector<double>& statics) {
 // True if Python tells by its frames how it makes a view.
 bool is_python_asked(const Overload& overload) {
   return overload.is_view && in_backward() && !c10::GradMode::is_enabled() && called_by_python();
+}
+
+// A number that is part of a formula where it has a value of some few has none of these.
+bool keeps_class(const Overload::Words& words, const Step& step, const torch::jit::Stack& stack, size_t first) {
+  for (size_t i = 0; i < step.words.size(); i++)
+    if (step.words[i].is == Word::Is::NUMBER && is_among(stack[first + i], words.statics[i])) return false;
+  return true;
+}
+
+// True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
+bool fits(const IValue& number, at::ScalarType type) {
+  if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
+  const bool is_limited = at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat;
+  if (!is_limited) return true;
+  const double value = number.toScalar().toDouble();
+  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] {
+    return std::abs(value) <= double(std::numeric_limits<scalar_t>::max());
+  }) || (at::isFloatingType(type) && !std::isfinite(value));
+}
+
+
+template <class Use>
+void for_each_written(const Overload& overload, const torch::jit::Stack& stack, size_t first, Use use) {
+  for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++) {
+    if (!overload.writes[i]) continue;
+    const IValue& given = stack[first + i];
+    if (given.isTensor()) use(given.toTensor());
+    else if (given.isTensorList())
+      for (const IValue& part : given.toListRef()) use(part.toTensor());
+  }
 }
 
 }  // namespace
@@ -112,13 +140,10 @@ Word Learner::word_of(const IValue& given, char kind, const std::vector<double>&
     if (given.isTensor()) return word_of(given.toTensor());
     word.is = Word::Is::NO_TENSOR;
     is_refused_ |= !given.isNone();
-  } else if (kind == 'T' && given.isList()) {
+  } else if ((kind == 'T' || kind == 'N') && given.isList()) {
     word.is = Word::Is::LIST;
     word.value = IValue();
-    for (const IValue& part : given.toListRef()) word.parts.push_back(word_of(part, 't', statics));
-  } else if (kind == 'N' && given.isList()) {
-    word.is = Word::Is::LIST;
-    for (const IValue& part : given.toListRef()) word.parts.push_back(word_of(part, 'n', {}));
+    for (const IValue& part : given.toListRef()) word.parts.push_back(word_of(part, kind == 'T' ? 't' : 'n', {}));
   } else if ((kind == 'n' || kind == 'f') && is_number(given) && !is_among(given, statics)) {
     word.is = Word::Is::NUMBER;
     numbers_.push_back(given);
@@ -146,8 +171,8 @@ Word Learner::word_of(const Tensor& tensor) {
   seen_.push_back(tensor);
   if (held->walk != walk_) {
     note_old_views(*held);
-    for (const auto& one : old_views_)
-      if (one.view._unsafe_get_target() == held->storage) return word_of_view(tensor, OldView(one));
+    for (const auto& [view, how] : old_views_)
+      if (view._unsafe_get_target() == held->storage) return word_of_view(tensor, Word(how));
     word.is = Word::Is::INPUT;
     is_refused_ |= !is_plain(tensor, *held);
     new_inputs_++;
@@ -157,10 +182,8 @@ Word Learner::word_of(const Tensor& tensor) {
   return word;
 }
 
-Word Learner::word_of_view(const Tensor& tensor, const OldView& view) {
-  Word word{Word::Is::VIEW};
-  word.parts.push_back(word_of(view.base));
-  word.link = view.link;
+Word Learner::word_of_view(const Tensor& tensor, Word word) {
+  word.parts.push_back(word_of(std::exchange(word.value, IValue()).toTensor()));
   word.name = name(tensor);
   bases_.back() = word.parts[0].name;
   return word;
@@ -169,7 +192,8 @@ Word Learner::word_of_view(const Tensor& tensor, const OldView& view) {
 void Learner::note_old_views(HeldValue& held) {
   if (!held.base || !held.host.defined()) return;
   for (const auto& one : relatives(held))
-    if (const auto* view = held_by(one.get()); view->base) old_views_.push_back({WeakStorage(one), base_of(*view), view->link});
+    if (const auto* view = held_by(one.get()); view->base)
+      old_views_.emplace_back(one, Word{Word::Is::VIEW, -1, base_of(*view), {}, view->link});
 }
 
 int64_t Learner::name(const Tensor& tensor) {
@@ -251,8 +275,7 @@ void Learner::note_results(Step& step, const torch::jit::Stack& stack, size_t fi
 void Learner::note_values(Step& step, const std::vector<int64_t>& ids) {
   for (size_t i = 0; i < seen_.size(); i++) {
     const auto* held = held_by(seen_[i]);
-    if (!held || held->walk != walk_) continue;
-    if (values_[held->name] == ids[i]) continue;
+    if (!held || held->walk != walk_ || values_[held->name] == ids[i]) continue;
     values_[held->name] = ids[i];
     step.values.emplace_back(held->name, ids[i]);
   }
@@ -269,13 +292,8 @@ bool Walk::matches(const Word& word, const Tensor& tensor) {
   switch (word.is) {
     case Word::Is::NO_TENSOR:
       return !tensor.defined();
-    case Word::Is::NUMBER: {
-      if (!tensor.defined() || !is_wrapped_number(tensor)) return false;
-      IValue number = number_in(tensor);
-      if (number.isNone() || !is_same_class(word.value, number)) return false;
-      numbers_.push_back(std::move(number));
-      return true;
-    }
+    case Word::Is::NUMBER:
+      return tensor.defined() && is_wrapped_number(tensor) && matches(word, number_in(tensor));
     case Word::Is::KNOWN: {
       const auto* held = tensor.defined() ? held_by(tensor) : nullptr;
       return held && held->walk == number_ && held->name == word.name;
@@ -294,12 +312,10 @@ bool Walk::matches(const Word& word, const Tensor& tensor) {
 
 // A tensor from before the recording, if it is what the path has here, bears that one's name.
 bool Walk::bind(const Word& word, const Tensor& tensor, HeldValue& held) {
-  if (word.is == Word::Is::INPUT) {
-    if (!is_plain(tensor, held)) return false;
-  } else {
-    if (!held.host.defined() && !lend_view(tensor, held)) return false;
-    if (!held.base || !are_same(held.link.get(), word.link.get()) || !matches(word.parts[0], base_of(held))) return false;
-  }
+  const bool is_view = word.is == Word::Is::VIEW;
+  if (!(is_view ? held.host.defined() || lend_view(tensor, held) : is_plain(tensor, held))) return false;
+  if (is_view && !(held.base && are_same(held.link.get(), word.link.get()))) return false;
+  if (is_view && !matches(word.parts[0], base_of(held))) return false;
   held.walk = number_;
   held.name = word.name;
   inputs_.push_back(kept(tensor));
@@ -325,28 +341,6 @@ bool Walk::matches(const Word& word, const IValue& given) {
   return true;
 }
 
-namespace {
-
-// A number that is part of a formula where it has a value of some few has none of these.
-bool keeps_class(const Overload::Words& words, const Step& step, const torch::jit::Stack& stack, size_t first) {
-  for (size_t i = 0; i < step.words.size(); i++)
-    if (step.words[i].is == Word::Is::NUMBER && is_among(stack[first + i], words.statics[i])) return false;
-  return true;
-}
-
-// True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
-bool fits(const IValue& number, at::ScalarType type) {
-  if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
-  const bool is_limited = at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat;
-  if (!is_limited) return true;
-  const double value = number.toScalar().toDouble();
-  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] {
-    return std::abs(value) <= double(std::numeric_limits<scalar_t>::max());
-  }) || (at::isFloatingType(type) && !std::isfinite(value));
-}
-
-}  // namespace
-
 // True if the result's type holds the numbers that a kernel converts to it: Python raises, of others.
 bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const torch::jit::Stack& stack,
                          size_t first) const {
@@ -359,21 +353,6 @@ bool Walk::holds_numbers(const Step& step, const Overload::Words& words, const t
   }
   return true;
 }
-
-namespace {
-
-template <class Use>
-void for_each_written(const Overload& overload, const torch::jit::Stack& stack, size_t first, Use use) {
-  for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++) {
-    if (!overload.writes[i]) continue;
-    const IValue& given = stack[first + i];
-    if (given.isTensor()) use(given.toTensor());
-    else if (given.isTensorList())
-      for (const IValue& part : given.toListRef()) use(part.toTensor());
-  }
-}
-
-}  // namespace
 
 // True if what is written to changes no tensor but those that it changed when the path was learned.
 bool Walk::may_write(const Step& step, const torch::jit::Stack& stack, size_t first) {

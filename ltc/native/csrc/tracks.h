@@ -52,13 +52,6 @@ struct Track {
   mutable std::shared_ptr<const Exit> exit;  // of the thread that walks along it; null where Python ends each recording
 };
 
-// A view from before the recording, and how it is derived.
-struct OldView {
-  WeakStorage view;
-  Tensor base;  // another tensor over its storage
-  std::shared_ptr<const Link> link;
-};
-
 // A track is learned while Python follows the path.
 class Learner {
  public:
@@ -72,7 +65,7 @@ class Learner {
  private:
   Word word_of(const IValue& given, char kind, const std::vector<double>& statics);
   Word word_of(const Tensor& tensor);
-  Word word_of_view(const Tensor& tensor, const OldView& view);
+  Word word_of_view(const Tensor& tensor, Word word);
   void note_old_views(HeldValue& held);
   int64_t name(const Tensor& tensor);
   void note_results(Step& step, const torch::jit::Stack& stack, size_t first);
@@ -83,7 +76,8 @@ class Learner {
   std::shared_ptr<Track> track_ = std::make_shared<Track>();
   std::vector<WeakStorage> storages_;    // by name
   std::vector<int64_t> values_, bases_;  // by name
-  std::vector<OldView> old_views_;       // Python has their values once it has that of one
+  // Views from before the recording, each with its base as the value: Python has all once it has one.
+  std::vector<std::pair<WeakStorage, Word>> old_views_;
   std::vector<Tensor> seen_;             // of the call under way
   std::vector<IValue> numbers_;
   int64_t new_inputs_ = 0;  // of the call under way

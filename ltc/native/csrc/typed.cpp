@@ -32,9 +32,7 @@ Tensor PlainCall::written(Tensor& given) {
   return target_;
 }
 
-Tensor PlainCall::made(Tensor host) {
-  return host.defined() ? named(holding(in_own_memory(std::move(host)))) : host;
-}
+Tensor PlainCall::made(Tensor host) { return host.defined() ? named(holding(in_own_memory(std::move(host)))) : host; }
 
 void PlainCall::finish_write(Tensor& written) {
   auto* impl = written.unsafeGetTensorImpl();

@@ -37,9 +37,7 @@ class PlainCall {
   bool is_ready() const { return !is_refused_ && session_.gate.runs(); }
 
   template <class... Arguments>
-  void sketch(const Arguments&... given) {
-    if (is_sketched_) session_.sketch.add_call(overload_, given...);
-  }
+  void sketch(const Arguments&... given) { if (is_sketched_) session_.sketch.add_call(overload_, given...); }
 
   // What has been made, as the device's; `given`: the arguments.
   template <class... Others>
