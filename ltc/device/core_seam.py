@@ -204,7 +204,7 @@ def _host_of(state: State, session: ImmediateSession | None) -> torch.Tensor | N
     value, buffer = state.value, state.buffer
     if session is None:
         host = None if value is not None else host_of(buffer)
-        return host.clone() if host is not None and buffer.shared else host
+        return host.clone() if host is not None and buffer.shared else host  # type: ignore[union-attr]
     if value is None:
         host = host_of(buffer)
     else:

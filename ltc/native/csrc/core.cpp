@@ -94,8 +94,9 @@ void join(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   Derivation derived{base->host, nullptr};
   for (const IValue& described : links.toTupleRef().elements().vec()) {
     const auto parts = described.toTupleRef().elements();
-    const auto* kernel = kernel_of(parts[0].toStringRef());
+    auto* kernel = kernel_of(parts[0].toStringRef());
     if (!kernel) return stack->push_back(false);
+    if (kernel->overload.rule < 0) kernel->overload.prepare();  // Python alone has called it
     derived.add(kernel->overload, parts[1].toTupleRef().elements().vec(), parts[2].toInt());
   }
   const auto& host = derived.host;
