@@ -318,10 +318,11 @@ def _shown_by(entries: Sequence[Entry]) -> dict[CallResult, CallResult]:
     shown: dict[CallResult, CallResult] = {}
     for entry in entries:
         call = entry.call
+        of = call.args[0] if call.args else None
         if call.overload == INPUT:
             shown[entry.value] = entry.value
-        elif entry is not entries[-1] and call.args[0] in shown:
-            shown.update(dict.fromkeys(call.results, shown[call.args[0]]))
+        elif entry is not entries[-1] and of.__class__ is CallResult and of in shown:
+            shown.update(dict.fromkeys(call.results, shown[of]))
     return shown
 
 
