@@ -2,11 +2,10 @@
 
     python scripts/stress/sanitizers.py [address] [undefined] [thread] [--tests FILE ...] [--keep FOLDER]
 
-They build the core with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; without any, all
-run in turns.  Only the core is built so: Python, PyTorch and
-compiled programs are as they are.  Faults that are planted in a small library have to be reported first:
-else nothing is looked at.  A build takes two minutes, and the tests some five, of one processor.  The exit
-status is 1 where a test fails, or a report names the core.
+They build the core with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; without any, all run
+in turns.  Only the core is built so: Python, PyTorch and compiled programs are as they are.  Faults that are
+planted in a small library have to be reported first: else nothing is looked at.  A build takes two minutes, and
+the tests some five, of one processor.  The exit status is 1 where a test fails, or a report names the core.
 """
 
 from __future__ import annotations
