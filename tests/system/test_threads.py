@@ -92,8 +92,12 @@ class Loader:
         self._thread.join()
 
 
-def test_two_threads_train_on_one_device_while_loaders_upload(equal):
-    """Equal to the CPU, and once both are warm no step records or compiles anything new."""
+@pytest.mark.also_native
+def test_two_threads_train_on_one_device_while_loaders_upload(equal, run_as):
+    """Equal to the CPU, and once both are warm no step records or compiles anything new.
+
+    With the user's settings a program may come later: it is compiled behind, one for each thread.
+    """
     warm, steps = 5, 40
     barrier, grown = threading.Barrier(2), metrics.counted()
 
@@ -119,7 +123,8 @@ def test_two_threads_train_on_one_device_while_loaders_upload(equal):
     new_entries, new_graphs = grown["RecordedEntries"], grown["UncachedCompile"]
     grown.__exit__()
     equal(trained, expected)
-    assert (new_entries, new_graphs) == (0, 0)
+    assert new_entries == 0
+    assert new_graphs <= (0 if run_as == "native" else 2)
 
 
 def test_a_tensor_pending_in_another_thread_is_made_ready_there(equal):
