@@ -385,7 +385,7 @@ def _adopt(members: Any) -> None:
     if session is not None and (session.recorder.now is not session or session.notes is not None):
         session = None
     adopted: list[State] = []
-    for tensor, host, place, links, number in members:
+    for tensor, host, place, links, number, is_watched in members:
         storage = storage_of(tensor)
         state = vars(storage).get("lazy")
         if state is None:
@@ -397,6 +397,8 @@ def _adopt(members: Any) -> None:
             state.base, state.chain = base, tuple([link_of(*link) for link in links])
             if state.views is None or state.views is not base.views:
                 base.add_view(state)
+        if is_watched:
+            gradient_views.watch_again(state)
         adopted.append(state)
         if session is not None:
             state.value = computed(session.recorder, host)

@@ -6,9 +6,9 @@
 
 torch_xla and intel_extension_for_pytorch need a torch of their own version, so each may have a Python of its own.
 Each system trains three networks with AdamW and float32, from the same weights on the same batch, each in a process
-of its own that is bound to one processor, with empty caches. The table has milliseconds of processor time of a step,
-the fastest of some rounds, and the seconds on the clock until ten steps were done. Exits with 1 if the losses of a
-system differ from eager PyTorch's by more than a hundredth.
+of its own that is bound to one processor, with empty caches; ltc has its native core where that is built. The table
+has milliseconds of processor time of a step, the fastest of some rounds, and the seconds on the clock until ten steps
+were done. Exits with 1 if the losses of a system differ from eager PyTorch's by more than a hundredth.
 """
 
 from __future__ import annotations
@@ -266,11 +266,14 @@ def work(system: str, program: str) -> None:
 
 def asked_of(python: str, system: str, program: str) -> dict[str, Any] | str:
     """Return a worker's figures, or the last line of its error."""
+    from clients import core_folder  # beside this file
+
     with tempfile.TemporaryDirectory() as folder:
         single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
         environment = os.environ | {
             "LTC_CACHE_DIR": f"{folder}/ltc",
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "LTC_NATIVE_DIR": core_folder(),
             "OMP_NUM_THREADS": "1",
             "LTC_HINTS": "0",
             "XLA_FLAGS": single if system in ("jax", "torch_xla") else "",

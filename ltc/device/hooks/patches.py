@@ -25,7 +25,7 @@ from ltc.device.hooks import (
     unmarked_loops,
 )
 from ltc.device.immediate.computed import computed
-from ltc.device.recording import gradient_views
+from ltc.device.recording.backward import call_engine
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import is_lazy, state_of, wrap
 from ltc.device.torch_device import take_stashed_error
@@ -74,7 +74,7 @@ def _run_backwards_in_the_calling_thread() -> None:
         before = is_multithreading_enabled()
         set_multithreading_enabled(False)
         try:
-            return gradient_views.call_engine(run, *args, **kwargs)
+            return call_engine(run, *args, **kwargs)
         except SystemError:
             error = take_stashed_error()  # what a Python hook raised, see torch_device.DeviceGuard
             if error is None:

@@ -10,18 +10,15 @@ have no strides, so every view that autograd's formulas make is made independent
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from ltc.device.recording.state import State
-from ltc.device.recording.sync import exclusively, value_of
-from ltc.native.core import CORE
 from ltc.support.torch_private import autograd_node, graph_task
 
 
@@ -39,44 +36,9 @@ class Backward(NamedTuple):
 
 is_grad_enabled, getframe = torch.is_grad_enabled, sys._getframe
 running: dict[int, Backward] = {}  # by thread: the innermost
-_FORMULA = BackwardCFunction.apply.__code__  # calls a Function's backward, as the core knows, too
+FUNCTION = BackwardCFunction.apply.__code__  # calls a Function's backward, as the core knows, too
 _REPLAYS_WRITES = "torch::autograd::CopySlices"
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
-
-
-def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """run(*args, **kwargs), after which the views that autograd's formulas made are independent."""
-    thread = get_ident()
-    outer, running[thread] = running.get(thread), Backward(run.__code__, [])
-    engine = None
-    if CORE is not None:
-        engine = CORE.begin_backward(CORE.session(), id(run.__code__), id(_FORMULA))
-    try:
-        return run(*args, **kwargs)
-    finally:
-        made = running.pop(thread).views
-        if CORE is not None:
-            CORE.end_backward(CORE.session(), engine)
-        if outer is not None:  # of the backward whose hook or checkpoint began this one
-            running[thread] = outer
-        for view in made:
-            state = view()
-            if state is not None and state.base is not None:
-                _make_independent(state, state.base)
-
-
-def _make_independent(view: State, base: State) -> None:
-    if view.value is None:
-        if not _is_settled(base):
-            return  # its base was written to or freed since: what a formula has used and left
-        exclusively(view.device.recorder(), value_of, view)  # a step was cut off since
-    view.leave_base()
-
-
-def _is_settled(base: State) -> bool:
-    """Return True if its memory holds all writes to it, or will."""
-    execution = None if base.buffer is None else base.buffer.execution
-    return base.value is None and (execution is None or execution.failure is None)
 
 
 def formula_calls() -> bool:
@@ -120,6 +82,18 @@ def watch(state: State) -> None:
         backward.views.append(ref(state))
 
 
+def watch_again(state: State) -> None:
+    """Remember a view that the core has made in a backward, maybe of another thread's."""
+    for backward in list(running.values()):
+        backward.views.append(ref(state))
+
+
+def is_watched(state: State) -> bool:
+    """Return True if the view that was made last becomes independent when the backward ends."""
+    backward = running.get(get_ident())
+    return backward is not None and ref(state) in backward.views[-1:]
+
+
 def _is_a_formulas(engine: CodeType) -> bool:
     """Return True if autograd's own code asks for the view, or the body of a Function's backward.
 
@@ -127,7 +101,7 @@ def _is_a_formulas(engine: CodeType) -> bool:
     there.
     """
     others = _callers(engine)
-    return not others or (len(others) == 2 and others[1] is _FORMULA)
+    return not others or (len(others) == 2 and others[1] is FUNCTION)
 
 
 def _callers(engine: CodeType) -> list[CodeType]:

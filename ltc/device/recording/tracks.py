@@ -16,6 +16,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.device.policy import is_power_of_two
+from ltc.device.recording import gradient_views
 from ltc.device.recording.core_links import link_of
 from ltc.device.recording.entries import INPUT, Entry
 from ltc.device.recording.state import State, is_second, new_state
@@ -24,7 +25,7 @@ from ltc.native.core import CORE
 from ltc.runtime.buffer import Buffer
 from ltc.support.observation import metrics
 
-REFUSED, PASSED, RECORDED, VIEWED = -1, 0, 1, 2
+REFUSED, PASSED, RECORDED, VIEWED, WATCHED = -1, 0, 1, 2, 3
 
 
 class Track:
@@ -159,13 +160,15 @@ class Walk:
             if number >= 0:
                 state = states[name]
                 state.value, state.buffer = self.track.values[number], None
-        for name, base, links in views:
+        for name, base, links, is_watched in views:
             states[name].chain = tuple([self.track.link(*link) for link in links])
             states[name].base = states[base]
             states[base].add_view(states[name])
+            if is_watched:
+                gradient_views.watch_again(states[name])
         self.names = {id(state): name for name, state in states.items()}
         self.values, self.inputs = dict(zip(names, values)), inputs
-        self.views = {*old_views, *[name for name, _, _ in views]}
+        self.views = {*old_views, *[name for name, *_ in views]}
         recorder.scalars += scalars
         dead = made - (len(names) - len(inputs) - len(old_views))
         metrics.note((("CreateLtcTensor", dead), ("DestroyLtcTensor", dead)))
@@ -297,7 +300,10 @@ def _are_alike(recorded: Sequence[Any], noted: Sequence[Any]) -> bool:
 def _outcome(
     operands: Sequence[torch.Tensor], made: Sequence[torch.Tensor], is_view: bool, entry: Entry
 ) -> int:
-    """Return VIEWED where a call has made views of its first operand, RECORDED where it has made none."""
+    """Return RECORDED where a call has made no views, and of views of its first operand WATCHED or VIEWED.
+
+    WATCHED are those that the backward under way makes independent when it ends.
+    """
     if any([tensor.device.type == "cpu" for tensor in made]):  # a factory's, asked for there
         return REFUSED
     given = [storage_of(tensor).lazy for tensor in operands]
@@ -310,7 +316,9 @@ def _outcome(
     before = of.chain if of.base is not None else ()
     chains = [(*before, link) for link in links]
     are_so = is_view and chains == [state.chain for state in states]
-    return VIEWED if are_so and {state.base for state in states} == {of.base or of} else REFUSED
+    if not are_so or {state.base for state in states} != {of.base or of}:
+        return REFUSED
+    return WATCHED if gradient_views.is_watched(states[-1]) else VIEWED
 
 
 def _shown_by(entries: Sequence[Entry]) -> dict[CallResult, CallResult]:

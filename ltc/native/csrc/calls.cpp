@@ -74,7 +74,7 @@ class Call {
   // A gradient that a formula repeats is no view of another, though it may lie in its memory.
   Call(Overload& overload, torch::jit::Stack* stack, Caller caller)
       : copy(overload, *stack), overload_(overload), stack_(stack), first_(stack->size() - overload.kinds.size()),
-        is_formulas_(caller != Caller::OTHER),
+        is_formulas_(caller == Caller::FORMULA || caller == Caller::FUNCTION),
         is_value_(caller == Caller::FORMULA && (overload.rule & IS_EXPAND) && !replays_a_write()) {}
 
   // The operands as the CPU's kernel takes them; false where Python has to run the call.
@@ -292,7 +292,7 @@ class Call {
     std::vector<IValue> arguments(stack_->begin() + first_ + 1, stack_->begin() + first_ + overload_.kinds.size());
     auto link = std::make_shared<const Link>(held_by(shown)->link, &overload_, std::move(arguments), index);
     Tensor made = view_of(shown, std::move(host), std::move(link), is_copied_);
-    if (is_formulas_) this_thread().made_in_backward.emplace_back(kept(made));
+    if (is_formulas_) watch(made);
     return made;
   }
 
@@ -318,10 +318,9 @@ bool shows_twice(const Overload& overload, const torch::jit::Stack& stack) {
 bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
   if (overload.rule < 0) overload.prepare();
   if (!(overload.rule & RUNS_HERE) || in_some_mode()) return false;
-  const bool is_in_backward = overload.is_view && in_backward() && !c10::GradMode::is_enabled();
-  const auto caller = is_in_backward ? caller_in_backward() : Caller::OTHER;
+  const auto caller = overload.is_view ? caller_in_backward() : Caller::NONE;
   if (caller == Caller::UNKNOWN) return false;
-  if (is_in_backward && caller != Caller::FORMULA && shows_twice(overload, *stack)) return false;
+  if ((caller == Caller::FUNCTION || caller == Caller::OTHER) && shows_twice(overload, *stack)) return false;
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   Call call(overload, stack, caller);
   const bool is_beside_walk = call.copy.is_upload || (call.copy.is_read && session.gate.follows());

@@ -14,7 +14,8 @@ namespace ltc {
 namespace {
 
 // Hand the value of a storage to Python, and those of all that lie in its memory: of each a tensor over
-// its storage, its value, the place of its base (-1: none), its links, and the number by which it is asked for.
+// its storage, its value, the place of its base (-1: none), its links, the number by which it is asked for, and whether
+// it is to become independent.
 IValue taken(c10::StorageImpl* storage) {
   c10::List<IValue> all(c10::AnyType::get());
   auto* asked = held_by(storage);
@@ -27,7 +28,7 @@ IValue taken(c10::StorageImpl* storage) {
     const int64_t place = held->base ? base - members.begin() : -1;
     all.push_back(c10::ivalue::Tuple::create(
         {IValue(over(one.get(), held->host.sizes(), held->host.dtype())), IValue(held->host), IValue(place),
-         links_of(*held), IValue(number_of(*held))}));
+         links_of(*held), IValue(number_of(*held)), IValue(held->is_watched)}));
   }
   for (const auto& one : members) {
     leave_family(*held_by(one.get()));
@@ -313,12 +314,11 @@ const void* ltc_begin_backward(Session* session, const void* engine, const void*
 
 void ltc_end_backward(Session* session, const void* outer) {
   session->engine = outer;
-  auto& made = session->made_in_backward;
-  for (auto& one : made)
+  for (auto& one : session->watched)
     if (auto storage = one.lock(); storage)
-      if (auto* held = held_by(storage.get()); held && held->base && !(held->is_walked && held->pending < 0))
-        leave_family(*held);
-  made.clear();
+      if (auto* held = held_by(storage.get()); held && std::exchange(held->is_watched, false) && held->base)
+        if (!held->is_walked || held->pending >= 0) leave_family(*held);
+  session->watched.clear();
 }
 
 int64_t ltc_take_uploads(int64_t* found, int64_t room) { return take_uploads(found, room); }

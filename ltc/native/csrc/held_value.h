@@ -60,6 +60,7 @@ struct HeldValue {
   int64_t pending = -1;             // in a Walk: the number of the value that it will have
   bool is_walked = false;           // in a Walk, which alone knows the value
   bool is_plain = false;            // Python has said so: it is no view, and has a buffer between recordings
+  bool is_watched = false;          // a view that the backward under way makes independent when it ends
   bool is_copy = false;             // a view that lies in a memory of its own
 };
 

@@ -69,6 +69,7 @@ Caller caller(const Frames& frames, void* frame, const Session& session) {
 
 // The lock says nothing: torch's bindings let go of it before they dispatch a call.
 Caller caller_in_backward() {
+  if (!in_backward() || c10::GradMode::is_enabled()) return Caller::NONE;
   static const auto take_lock = found<int()>("PyGILState_Ensure");
   static const auto drop_lock = found<void(int)>("PyGILState_Release");
   static const auto state = found<void*()>("PyThreadState_Get");

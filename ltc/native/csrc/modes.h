@@ -45,14 +45,10 @@ bool in_backward();
 // True if the backward replays the views that the forward wrote through, to write through them again.
 bool replays_a_write();
 
-// Who makes the call that is under way in a backward: a formula of autograd's own, the body of a Function's
-// backward, or other code of Python's, a hook or what such a body calls; unknown where Python has to look.
-enum class Caller { FORMULA, FUNCTION, OTHER, UNKNOWN };
+// Who makes the call that is under way in a backward that is not differentiated itself: a formula of autograd's own,
+// the body of a Function's backward, or other code of Python's, a hook or what such a body calls; UNKNOWN where Python
+// has to look; NONE where there is no such backward.
+enum class Caller : uint8_t { NONE, FORMULA, FUNCTION, OTHER, UNKNOWN };
 Caller caller_in_backward();
-
-inline bool called_by_python() { return caller_in_backward() != Caller::FORMULA; }
-
-// True if autograd's own code calls, in a backward that is not differentiated itself.
-inline bool formula_calls() { return in_backward() && !c10::GradMode::is_enabled() && !called_by_python(); }
 
 }  // namespace ltc

@@ -86,7 +86,7 @@ IValue links_of(const HeldValue& view) {
 }
 
 const Overload& as_on_path(const Overload& overload) {
-  return overload.out_of_place && formula_calls() ? *overload.out_of_place : overload;
+  return overload.out_of_place && caller_in_backward() == Caller::FORMULA ? *overload.out_of_place : overload;
 }
 
 const Overload::Words& Overload::words() {

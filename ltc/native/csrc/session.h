@@ -64,10 +64,13 @@ struct Session {
   // Python may end both during a call, which therefore holds them.
   std::shared_ptr<Learner> learner;    // while Python follows a path
   std::shared_ptr<Walk> walk;          // while the core does
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_in_backward;  // views
+  std::vector<WeakStorage> watched;    // views
 };
 
 Session& this_thread();
+
+// The view becomes independent when the backward of this thread ends.
+inline void watch(const Tensor& one) { held_by(one)->is_watched = true, this_thread().watched.emplace_back(kept(one)); }
 
 // True if a value that is there may be read; Python hears of it where it has to.
 bool may_read_here(const Tensor& value, bool is_number);

@@ -67,10 +67,7 @@ bool is_among(const IValue& value, const std::vector<double>& statics) {
   return std::find(statics.begin(), statics.end(), value.toScalar().toDouble()) != statics.end();
 }
 
-// True if Python tells by its frames how it makes a view.
-bool is_python_asked(const Overload& overload) {
-  return overload.is_view && in_backward() && !c10::GradMode::is_enabled() && called_by_python();
-}
+Caller caller_of(const Overload& overload) { return overload.is_view ? caller_in_backward() : Caller::NONE; }
 
 // A number that is part of a formula where it has a value of some few has none of these.
 bool keeps_class(const Overload::Words& words, const Step& step, const torch::jit::Stack& stack, size_t first) {
@@ -114,9 +111,10 @@ void Learner::before(Overload& overload, const torch::jit::Stack& stack) {
   if (is_refused_) return;
   numbers_.clear();
   new_inputs_ = 0;
-  is_refused_ = in_some_mode() || is_python_asked(overload) || !may_learn();
-  if (is_refused_) return;
   Step step{&overload, {}, {}, {}};
+  step.caller = caller_of(overload);
+  is_refused_ = in_some_mode() || step.caller == Caller::UNKNOWN || !may_learn();
+  if (is_refused_) return;
   const auto& words = overload.words();
   if (words.draws) numbers_.emplace_back();
   const size_t first = stack.size() - words.kinds.size();
@@ -124,7 +122,6 @@ void Learner::before(Overload& overload, const torch::jit::Stack& stack) {
     step.words.push_back(word_of(stack[first + i], words.kinds[i], words.statics[i]));
   for (size_t i = 0; overload.is_factory && i < words.kinds.size(); i++)  // Python knows which device is meant
     is_refused_ |= words.kinds[i] == 'd' && stack[first + i].isNone();
-  step.is_formulas = overload.is_view && formula_calls();
   track_->steps.push_back(std::move(step));
   is_under_way_ = true;
 }
@@ -235,7 +232,8 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   step.is_passed = ids[0] == 0 && step.values.empty();
   if (step.is_passed) step.words.clear();
   if (step.is_passed || is_refused_) return;
-  step.makes_views = ids[0] == 2;
+  step.makes_views = ids[0] >= 2;
+  step.is_watched = ids[0] == 3;
   note_results(step, stack, first);
   if (!is_refused_) note_values(step, numbers);
 }
@@ -423,8 +421,7 @@ Tensor Walk::made(int64_t name, const Step& step, const torch::jit::Stack& stack
   link->step = int64_t(position_);
   link->index = index;
   join_family(tensor, shown, std::move(link), false);
-  if (in_backward() && !c10::GradMode::is_enabled())
-    this_thread().made_in_backward.emplace_back(kept(tensor));
+  if (step.is_watched) watch(tensor);
   return tensor;
 }
 
@@ -469,7 +466,7 @@ Walk::Next Walk::call(Overload& overload, torch::jit::Stack* stack) {
     position_++;
     return Next::PASSED;
   }
-  if (overload.is_view && (is_python_asked(overload) || formula_calls() != step.is_formulas)) return Next::LEFT;
+  if (caller_of(overload) != step.caller) return Next::LEFT;
   const auto& words = overload.words();
   const size_t first = stack->size() - step.words.size();
   known_inputs_ = inputs_.size();
@@ -537,7 +534,8 @@ IValue Walk::caught_up() {
   for (auto* held : living) {
     if (!held->base || is_old_view(*held)) continue;
     views.push_back(c10::ivalue::Tuple::create(
-        {IValue(held->name), IValue(held_by(held->base.get())->name), links_of(*held)}));
+        {IValue(held->name), IValue(held_by(held->base.get())->name), links_of(*held),
+         IValue(held->is_watched)}));
   }
   for (auto* held : living) {
     if (held->is_walked && held->family) leave_family(*held);  // views of an input may be from before the walk

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "exits.h"
+#include "modes.h"
 #include "overload.h"
 
 #include <memory>
@@ -43,7 +44,8 @@ struct Step {
   std::vector<std::pair<int64_t, int64_t>> values;
   bool is_passed = false;      // Python runs it, and records nothing
   bool makes_views = false;
-  bool is_formulas = false;    // a formula of autograd's asks for the view
+  bool is_watched = false;     // the backward under way makes them independent when it ends
+  Caller caller = Caller::NONE;  // who asks for them
 };
 
 struct Track {
