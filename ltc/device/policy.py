@@ -34,6 +34,17 @@ class Begin(enum.Enum):
     SKETCH = "run at once, and are summed up in a hash"
 
 
+class Settles(enum.Enum):
+    """The ends that are settled from now on: each changes nothing but counts, so that the core passes it.
+
+    The values are the core's.
+    """
+
+    THIS = 0  # so is the one that was heard of
+    NOT_HERE = 1  # neither it, nor the one behind which its recording began
+    NONE = 2
+
+
 class HasProgram(Protocol):
     """The interface of a path's program to the policy."""
 
@@ -75,12 +86,12 @@ class Path(Junction):
         places: The places behind paths that came behind it, by these: a short path, such as a check, comes
             several times in a step, each time behind another one. A place keeps nothing older alive.
         ends_in_core: False if Python has to end what is followed along it.
-        is_short: True if following it has turned out to take longer than its calls.
+        weight: The calls that take as long as what its program has saved; None where it was not followed.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
-        "returns", "program", "places", "is_followed", "ends_in_core", "is_short", "calls",
+        "returns", "program", "places", "is_followed", "ends_in_core", "weight", "calls",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -88,7 +99,8 @@ class Path(Junction):
         self.returns = -1
         self.program: HasProgram | None = None
         self.places: dict[Path, Junction] = {}
-        self.is_followed = self.is_short = False
+        self.is_followed = False
+        self.weight: int | None = None
         self.ends_in_core, self.calls = True, 0
 
     def place_behind(self, path: Path) -> Junction:
@@ -127,7 +139,7 @@ class Policy:
         if place.pause:
             place.pause -= 1
             return self._note(place)
-        if self._hits >= MIN_RUN or _is_ready(self.expected(behind)):
+        if self._hits >= MIN_RUN or self._is_worth_it(self.expected(behind)):
             return Begin.FOLLOW
         if self._rest:
             self._rest -= 1
@@ -181,18 +193,37 @@ class Policy:
         """
         return weight <= LAUNCH_CALLS and (is_of_reads or self.calls_are_quick)
 
-    def _settles(self, path: Path, is_known: bool, weight: int) -> bool | None:
+    def _pays(self, path: Path, is_alone: bool) -> bool:
+        """Return True if following the path takes no longer than its calls, as far as that is known.
+
+        Args:
+            is_alone: calls run at once before it: to begin a walk, and to come back, takes as long as three launches.
+        """
+        if path.weight is None or not self.calls_are_quick:
+            return True
+        return path.weight > LAUNCH_CALLS * (1 + 3 * is_alone)
+
+    def _is_worth_it(self, path: Path) -> bool:
+        return _is_ready(path) and self._pays(path, is_alone=not self._hits)
+
+    def _may_be_followed(self, path: Path) -> bool:
+        return path.program is not None and self._pays(path, is_alone=True)
+
+    def _settles(self, path: Path, behind: Path, is_known: bool, weight: int) -> Settles | None:
         """Return what `sketched` does, of a path that it has heard of by now."""
         place = self.place_of(path)
-        if self._wanted or self._rest or self._hits or place.awaits or place.pause:
-            return False
+        if place.awaits or place.pause:
+            return None
         following = None if place is self.unnoted else place.following
-        is_followed = following is not None and following.program is not None
-        gets_none = (
-            path.program is None and path.returns > LAUNCH_CALLS
-        )  # its program would have paid
+        is_followed = following is not None and self._may_be_followed(following)
+        if path.program is None:
+            gets_none = path.returns > LAUNCH_CALLS  # a program would have paid
+        else:  # it is not followed, unless it is one of several
+            gets_none = not (
+                self._may_be_followed(path) or behind.program or (following and following.program)
+            )
         is_settled = is_known and (gets_none or self._is_short(weight, is_of_reads=False))
-        return True if is_settled and not is_followed else None
+        return Settles.THIS if is_settled and not is_followed else None
 
     def passed(self, reads: int, marks: int, before: Path) -> None:
         """So many settled paths have ended in reads and at marks: the policy was not asked then.
@@ -213,12 +244,12 @@ class Policy:
         is_of_reads: bool,
         like: Path | None,
         in_core: bool = False,
-    ) -> bool | None:
+    ) -> Settles | None:
         """A path that was summed up has ended: note the next ones if it has come back.
 
-        Return True if it is settled: it changes nothing but counts, as often as it comes behind the same one. It
-        gets no program, no other is looked for, and what comes behind it is not to be followed once its program
-        is ready. False if nothing is settled any more; None if what was settled stays so.
+        Return what changes of the ends that are settled; None if nothing does. This one is settled if the path gets
+        no program, no other is looked for, and what comes behind it is not to be followed. It is so no longer, nor
+        is the end behind which it began, if the path is to be noted there, or followed.
 
         Args:
             weight, of_symbols: of its calls, and of them on a path of symbols.
@@ -234,10 +265,12 @@ class Policy:
             like.returns += 1
             if is_power_of_two(like.returns):
                 self._wanted = 2  # the path of symbols is found from two
-        if place.awaits or self._has_asked:
+        if self._has_asked:
             self._has_asked = False
-            return False
-        return self._settles(path, is_known, weight)
+            return Settles.NONE
+        if place.awaits or self._may_be_followed(path):
+            return Settles.NOT_HERE
+        return self._settles(path, behind, is_known, weight)
 
     def noted(
         self,
@@ -258,7 +291,7 @@ class Policy:
         """
         self._note_place(path, behind)
         path.returns += 1
-        self._hits = self._hits + 1 if _is_ready(path) else 0
+        self._hits = self._hits + 1 if _is_ready(path) and self._pays(path, is_alone=False) else 0
         self._count_new(path.returns == 0 and not joins)
         self._count_short(weight, is_of_reads)
         if self._is_short(weight, is_of_reads) or weight < 2 or _is_asked_for(path):
@@ -275,20 +308,33 @@ class Policy:
         self._idle += 1
         self._has_asked = True
 
-    def followed(self, path: Path, behind: Path, weight: int, is_of_reads: bool) -> None:
-        """A recording was followed to the end of a path."""
-        self.place_of(behind).backoff = 0
+    def followed(
+        self, path: Path, behind: Path, weight: int, is_of_reads: bool, has_left_core: bool = False
+    ) -> None:
+        """A recording was followed to the end of a path.
+
+        Args:
+            has_left_core: Python has followed what is left of the path, which takes longer than its calls: it is
+                followed ever less, and in the end no more.
+        """
+        place = self.place_of(behind)
         self._note_place(path, behind)
-        path.is_short = self.calls_are_quick and self._is_short(weight, is_of_reads)
-        self._hits = 0 if path.is_short else self._hits + 1
+        path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
+        self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
         if not path.is_followed:
             path.is_followed, self._idle = True, max(0, self._idle - 1)
         self._count_new(False)
         self._count_short(weight, is_of_reads)
+        if has_left_core:
+            self._pause(place)
+        else:
+            place.backoff = 0
 
     def left(self, behind: Path) -> None:
-        """The recording has left what was followed, or its end has no program."""
-        place = self.place_of(behind)
+        """The recording has left what was followed, in the core at least, or its end has no program."""
+        self._pause(self.place_of(behind))
+
+    def _pause(self, place: Junction) -> None:
         place.pause = place.backoff = min(MAX_PAUSE, max(1, 2 * place.backoff))
         self._hits, self._is_sure = 0, False
 
@@ -316,6 +362,11 @@ class Policy:
     def trained(self) -> None:
         """An optimizer has made a step: it outweighs two reads."""
         self._short = max(0, self._short - 2)
+
+    @property
+    def hears_next(self) -> bool:
+        """True if what begins next does not depend on its place alone: then no settled end is passed."""
+        return bool(self._wanted or self._rest or self._hits)
 
     @property
     def follows_reads(self) -> bool:
@@ -369,7 +420,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def _is_ready(path: Path) -> bool:
-    return path.program is not None and path.program.is_ready and not path.is_short
+    return path.program is not None and path.program.is_ready
 
 
 def _is_asked_for(path: Path) -> bool:

@@ -86,7 +86,7 @@ class Core:
             ordered.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
         )
         self.passes_cut = _function(ordered.ltc_passes_cut, flag, pointer, flag)
-        self.settle = _function(ordered.ltc_settle, None, pointer, flag)
+        self.settle = _function(ordered.ltc_settle, None, pointer, count)
         self.limit_cuts = _function(ordered.ltc_limit_cuts, None, pointer, count, flag)
         self.note_trained = _function(ordered.ltc_note_trained, None, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)

@@ -365,13 +365,15 @@ class Recordings:
         self.policy, self.passes = policy.Policy(sketches=True), passes
         self.paths = defaultdict(policy.Path)
         self.before = self.behind = self.paths["first"]
-        self.settled, self.passed = set(), Counter()
+        self.settled, self.passed, self.last = set(), Counter(), None
 
     def run(self, name: str, weight: int, is_read: bool) -> Begin:
         """Return how the recording behind this one begins."""
         path = self.paths[name]
         end = self.before, self.behind, path, is_read
-        if end in self.settled and self.passed.total() < policy.SHORT_PATHS:
+        most = 0 if self.policy.hears_next else policy.SHORT_PATHS
+        began, self.last = self.last, end
+        if end in self.settled and self.passed.total() < most:
             self.passed[is_read] += 1
             self.before, self.behind = self.behind, path
             return Begin.SKETCH
@@ -379,10 +381,12 @@ class Recordings:
             self.policy.passed(self.passed[True], self.passed[False], self.before)
         self.passed.clear()
         settles = self.policy.sketched(path, self.behind, weight, weight, is_read, None)
-        if self.passes and settles:
-            self.settled.add(end)
-        elif settles is False:
+        if settles is policy.Settles.NONE:
             self.settled.clear()
+        elif settles is policy.Settles.NOT_HERE:
+            self.settled -= {began, end}
+        elif settles is not None and self.passes:
+            self.settled.add(end)
         self.before, self.behind = self.behind, path
         return self.policy.begin(path)
 

@@ -52,7 +52,7 @@ PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
 MARGIN = 1.1  # times eager's time: less is noise, above all in a loop that waits for something else
 FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
-_KEPT = 256  # latest iterations
+_KEPT = 32  # latest iterations: the others of a window are not looked at
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
 _asked = config.reader("LTC_HINTS", "XRT_SHARD_ORDINAL")
 
@@ -337,6 +337,7 @@ class _ThreadLoops(threading.local):
             _say(loop)
         loop.patience *= 2
         loop.begin_window()
+        self.sleeps_until = loop.begun + int(loop.patience)
 
     def _stop_sample(self) -> None:
         if self.profile is not None:

@@ -33,7 +33,7 @@ from ltc.device.immediate.memory import (
 )
 from ltc.device.immediate.notes import NO_NUMBERS, UNNOTED, FollowedPart, Notes, written_key
 from ltc.device.immediate.permission import is_forced
-from ltc.device.policy import SHORT_PATHS, UNNOTED_CALLS, Begin
+from ltc.device.policy import SHORT_PATHS, UNNOTED_CALLS, Begin, Settles
 from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.timed_calls import note_call
 from ltc.device.user_line import user_line
@@ -354,17 +354,13 @@ class ImmediateSession:
         self._note_trained()
         return True
 
-    def settle(self, is_settled: bool | None) -> None:
-        """Let the end that the policy hears of now be passed from now on.
-
-        Args:
-            is_settled: False to let no end be passed any more; None to change nothing of that.
-        """
+    def settle(self, settles: Settles | None) -> None:
+        """The policy has heard of an end; None where nothing changes of what is settled."""
         if CORE is not None:
             _, reads_pass = self._unheard_reads()
-            CORE.limit_cuts(self._in_core, SHORT_PATHS, reads_pass)
-            if is_settled is not None:
-                CORE.settle(self._in_core, is_settled)
+            CORE.limit_cuts(self._in_core, 0 if self.policy.hears_next else SHORT_PATHS, reads_pass)
+            if settles is not None:
+                CORE.settle(self._in_core, settles.value)
 
     def has_calls_since_cut(self, is_read: bool) -> bool:
         """Return True if the present recording has calls.

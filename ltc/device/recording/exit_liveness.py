@@ -18,7 +18,7 @@ from ltc.backends.collective_runner import abort
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new, explain_returned
 from ltc.device.evidence.transitions import show_asked, show_left
-from ltc.device.policy import Begin, Path
+from ltc.device.policy import Begin, Path, Settles
 from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
@@ -367,7 +367,7 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     if program.is_ready:
         if path.program is None or not path.program.is_kept:
             path.program = _KeptProgram(program)
-        _followed(recorder, weight, reads)
+        recorder.policy.followed(path, behind, weight, reads, recorder.has_left_track)
         return
     recorder.policy.left(behind)
     show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
@@ -379,12 +379,6 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         program.ask()
 
 
-def _followed(recorder: Recorder, weight: int, of_reads: bool) -> None:
-    """The recording was followed to the end of a path whose program was ready."""
-    path, behind = recorder.last.ended_path, recorder.ended.ended_path
-    recorder.policy.followed(path, behind, weight, of_reads)
-
-
 def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
     """End the calling thread's recording in the core; return False where Python has to end it."""
     if recorder.walk is None:
@@ -393,7 +387,8 @@ def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
     def tell_policy(end: core_ends.CoreEnd) -> None:
         if recorder.optimizer_steps:
             recorder.policy.trained()
-        _followed(recorder, end.weight, _is_of_reads(recorder, is_read))
+        path, behind = recorder.last.ended_path, recorder.ended.ended_path
+        recorder.policy.followed(path, behind, end.weight, _is_of_reads(recorder, is_read))
 
     return core_ends.ends_in_core(recorder, tell_policy, is_read)
 
@@ -474,7 +469,7 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     of_symbols = weigh(summed.calls, summed.nbytes, summed.inputs, summed.entries)
     of_reads = _is_of_reads(recorder, is_read)
     settles = recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
-    session.settle(None if settles and of_reads is not is_read else settles)
+    session.settle(None if settles is Settles.THIS and of_reads is not is_read else settles)
     return entry
 
 

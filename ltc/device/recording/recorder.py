@@ -103,6 +103,7 @@ class Recorder:
         walk: The core follows this recording; None if Python does.
         learner: Notes what Python follows, for the core; else None.
         walked: The walk that has come to the end of its track, from where Python goes on; else None.
+        has_left_track: True if calls of this recording have left the core's track: Python follows.
         is_unlearned: True if the core could not learn what Python follows now.
     """
 
@@ -112,7 +113,8 @@ class Recorder:
         "interrupted", "immediate", "now", "drawn", "optimizer_steps", "steps_since_mark",
         "steps_between_marks", "marked_by", "policy", "begins", "is_left", "unnoted", "sketches",
         "by_shape", "fork_evidence", "cut_by", "cut_here", "before", "ended", "entries", "has_grown",
-        "lock", "draw", "session", "walk", "walked", "is_unlearned", "learner", "decided", "__weakref__",
+        "lock", "draw", "session", "walk", "walked", "is_unlearned", "learner", "decided",
+        "has_left_track", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
@@ -135,7 +137,7 @@ class Recorder:
         self.foreign: dict[State, CallResult] = {}
         self.token: CallResult | None = None
         self.replica: Any = None
-        self.exchanges = self.is_left = self.is_unlearned = False
+        self.exchanges = self.is_left = self.is_unlearned = self.has_left_track = False
         self.begins = Begin.NOTE
         self.decided: Begin | None = None
         self.recordings = 0
@@ -233,6 +235,7 @@ class Recorder:
             walk.catch_up(self, torch.ops.ltc_core.end_walk(self.session))
         self.walked = None if walk.is_left_early else walk
         if walk.is_left_early and self.last is not self.root:
+            self.has_left_track = True
             metrics.count("TracksLeft")
             self._start().leave()
 
@@ -509,7 +512,7 @@ class Recorder:
         self.foreign.clear()
         self.token = self.replica = None
         self.fork_evidence = self.cut_by = self.cut_here = None
-        self.exchanges = False
+        self.exchanges = self.has_left_track = False
         if not self.is_left:  # a side exit ends no step
             self.optimizer_steps.clear()
         self._keep_track()

@@ -217,8 +217,8 @@ int64_t ltc_calls_of_step(Session* session, int64_t since) {
 // The recording may end here, and the next one begin: Python need not ask the policy.
 bool ltc_passes_cut(Session* session, bool is_read) { return session->passes_cut(is_read); }
 
-// What Python heard of last is settled, or nothing is any more.
-void ltc_settle(Session* session, bool is_settled) { is_settled ? session->cuts.settle() : session->cuts.forget(); }
+// See SettledCuts.
+void ltc_settle(Session* session, int64_t settles) { session->cuts.settle(SettledCuts::Settles(settles)); }
 
 // So many settled ends in a row may be passed, and if `reads_pass` also by reads.
 void ltc_limit_cuts(Session* session, int64_t most, bool reads_pass) {

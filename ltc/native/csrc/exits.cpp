@@ -75,10 +75,8 @@ bool Exit::Cell::holds(const c10::IValue& value, int64_t* frame) const {
   int64_t* at = frame + word;
   switch (format) {
     case 'd': return put(number, at);
-    case 'f': {
-      const bool fits = !std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max());
-      return fits && put(float(number), at);
-    }
+    case 'f': return (!std::isfinite(number) || std::abs(number) <= double(std::numeric_limits<float>::max())) &&
+                     put(float(number), at);
     case 'q': return put_whole<int64_t>(value, at);
     case 'i': return put_whole<int32_t>(value, at);
     case 'h': return put_whole<int16_t>(value, at);
@@ -201,9 +199,7 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
 }
 
 void Walk::leave(HeldValue& held) {
-  held.walk = 0;
-  held.pending = -1;
-  held.is_walked = false;
+  held.walk = 0, held.pending = -1, held.is_walked = false;
 }
 
 }  // namespace ltc

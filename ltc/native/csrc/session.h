@@ -16,10 +16,11 @@ namespace ltc {
 struct SettledCuts {
   // The end of what is summed up is passed if it is settled; false where Python has to hear of it.
   bool pass(Sketch& sketch, bool is_read, int64_t calls);
-  // Python hears of an end, which is settled from now on, or else none is: what comes next may be noted.
+  // Python hears of an end, and says what is settled from now on: it is; neither it is nor the one behind which its
+  // recording began; none is.
   void hear(const Sketch& sketch, bool is_read);
-  void settle();
-  void forget() { known_.clear(); }
+  enum class Settles : int64_t { THIS, NOT_HERE, NONE };
+  void settle(Settles settles);
   // Other recordings begin, behind none.
   void begin();
   int64_t most = 0;  // that are passed in a row
@@ -34,8 +35,8 @@ struct SettledCuts {
  private:
   static const size_t MOST_KNOWN = 4096;
   uint64_t sum_of(const Sketch& sketch, bool is_read) const;
-  void end(const Sketch& sketch);
-  uint64_t heard_ = 0;
+  void end(const Sketch& sketch, uint64_t sum);
+  uint64_t last_ = 0, began_ = 0;  // the last end, and the one behind which its recording began
   std::unordered_set<uint64_t> known_;
 };
 

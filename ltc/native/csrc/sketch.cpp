@@ -71,25 +71,30 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 // --- ends of recordings
 
 bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
-  if (reads + marks >= most || !known_.count(sum_of(sketch, is_read))) return false;
+  const auto sum = sum_of(sketch, is_read);
+  if (!sketch.calls) return true;
+  if (reads + marks >= most || !known_.count(sum)) return false;
   (is_read ? reads : marks)++;
   passed++, passed_at = calls;
-  end(sketch);
+  end(sketch, sum);
   sketch.begin();
   return true;
 }
 
-void SettledCuts::end(const Sketch& sketch) { before = behind, behind = {sketch.exact, sketch.shape}; }
+void SettledCuts::end(const Sketch& sketch, uint64_t sum) {
+  before = behind, behind = {sketch.exact, sketch.shape};
+  began_ = std::exchange(last_, sum);
+}
 
 void SettledCuts::hear(const Sketch& sketch, bool is_read) {
-  heard_ = sum_of(sketch, is_read);
-  end(sketch);
+  end(sketch, sum_of(sketch, is_read));
   reads = marks = 0;
 }
 
-void SettledCuts::settle() {
-  if (known_.size() >= MOST_KNOWN) forget();
-  known_.insert(heard_);
+void SettledCuts::settle(Settles settles) {
+  if (settles == Settles::NONE || known_.size() >= MOST_KNOWN) known_.clear();
+  if (settles == Settles::THIS) known_.insert(last_);
+  else known_.erase(last_), known_.erase(began_);
 }
 
 void SettledCuts::begin() {
