@@ -9,11 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+
+Exchanges = tuple[tuple[Collective, Sequence[TensorType]], ...]
 
 
 class Place(Protocol):
@@ -38,16 +42,34 @@ class Place(Protocol):
     def position(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class ProgramOfReplicas:
+    """What replicas compare of a program whose exchanges may be part of it, before they launch it.
+
+    Attributes:
+        name: Sixteen bytes, equal on replicas whose programs are.
+        exchanges: Those of all replicas in their order, and the types of their operands.
+        is_compiled: Tells whether it can be launched.
+        compile: Makes it so.
+    """
+
+    name: bytes
+    exchanges: Exchanges
+    is_compiled: Callable[[], bool] = lambda: True
+    compile: Callable[[], object] = lambda: None
+
+
 class CollectiveRunner(Protocol):
     """The interface that ltc.distributed.collectives provides."""
 
     def place(self, replica: Any) -> Place:
         """The place of a replica."""
 
-    def agree(self, replica: Any, name: bytes) -> bool:
-        """Return True if all replicas are about to launch the program of this name.
+    def agree(self, replica: Any, program: ProgramOfReplicas) -> bool:
+        """Return True if all replicas come with this program, and have compiled it.
 
         It waits for them. Once it was False it is, without a wait: until threads are started anew.
+        It raises PeerFailure where the exchanges of their programs differ.
         """
 
     def current(self) -> Any:
@@ -85,6 +107,7 @@ ADDRESS: list[Callable[[int], str]] = []
 
 class _ReplicaOfThread(threading.local):
     replica: Any = None
+    program: ProgramOfReplicas | None = None  # that is to be compared before its first exchange
 
 
 _thread = _ReplicaOfThread()
@@ -105,9 +128,9 @@ def running_place() -> Place:
     return RUNNER[0].place(_thread.replica)
 
 
-def agree(name: bytes) -> bool:
-    """Return True if all replicas are about to launch the program of this name: see RUNNER."""
-    return RUNNER[0].agree(_thread.replica, name)
+def agree(program: ProgramOfReplicas) -> bool:
+    """Return True if all replicas are about to launch this program: see RUNNER."""
+    return RUNNER[0].agree(_thread.replica, program)
 
 
 @contextmanager
@@ -132,8 +155,25 @@ def abort(replica: Any, error: BaseException) -> None:
     RUNNER[0].abort(replica, error)
 
 
+@contextmanager
+def comparing(program: ProgramOfReplicas | None) -> Iterator[None]:
+    """Inside the block, the program is compared with the others' before the first exchange of all.
+
+    Not earlier: before it, one replica may send what another one needs to come so far.
+    """
+    _thread.program = program
+    try:
+        yield
+    finally:
+        _thread.program = None
+
+
 def start(collective: Collective, operands: list[torch.Tensor]) -> torch.Tensor:
     """The token of an exchange that has begun: a 0-dim int64 tensor."""
+    program = _thread.program
+    if program is not None and collective.is_among_all():
+        _thread.program = None
+        agree(program)
     return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands), device="cpu")
 
 

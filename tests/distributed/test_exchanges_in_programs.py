@@ -50,11 +50,19 @@ def test_nothing_is_exchanged_by_the_host(case):
     assert list(found["counted"]) == ["UncachedCompile"]
 
 
-def test_a_replica_whose_programs_differ_sends_all_exchanges_over_the_host():
-    found = outcome("one_reads", "xla")
-    assert_equal(found, outcome("one_reads", "llvm"))
+@pytest.mark.parametrize("case", ["one_reads", "one_reads_between_scales", "one_sends"])
+def test_a_replica_whose_programs_differ_sends_all_exchanges_over_the_host(case):
+    found = outcome(case, "xla")
+    assert_equal(found, outcome(case, "llvm"))
     assert found["counted"]["ReplicasOverHost"] == 4
-    assert found["host"] == ["all_reduce"] * len(found["host"]) != []
+    assert "all_reduce" in found["host"]
+    assert set(found["host"]) <= {"all_reduce", "send", "receive"}
+
+
+def test_another_exchange_is_found_before_a_program_of_it_is_compiled():
+    found = outcome("one_adds_otherwise", "xla")
+    assert "CutOut::collective_start" not in found["counted"]
+    assert found["host"] == []
 
 
 @pytest.mark.parametrize(
