@@ -100,9 +100,18 @@ class CollectiveRunner(Protocol):
         """Tell the other replicas that this one will not take part any more."""
 
 
+class ServiceOfFirst(Protocol):
+    """A service of a backend that the run's first process has for all of them."""
+
+    def address(self, processes: int) -> str:
+        """The host and port that it has chosen; raises NowhereToMeet where there is no way to ask."""
+
+    def wait_for_others(self, processes: int) -> None:
+        """Say that this process ends; the first one waits for the others, if they can come."""
+
+
 RUNNER: list[CollectiveRunner] = []
-# (processes): the host and port that the run's first process has chosen for a service of its backend.
-ADDRESS: list[Callable[[int], str]] = []
+SERVICE: list[ServiceOfFirst] = []
 
 
 class _ReplicaOfThread(threading.local):

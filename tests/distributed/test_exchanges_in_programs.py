@@ -132,6 +132,46 @@ def test_a_replica_that_does_not_connect_is_named():
     assert "no route" in connections._failure(mesh, RuntimeError("no route"))
 
 
+ENDS = """
+import os, sys, time, torch
+import ltc.core.lazy_model as ltm
+from ltc.distributed import collectives
+from ltc.errors import PeerFailure
+
+x, is_first = torch.ones(2).to("ltc"), ltm.get_ordinal() == 0
+collectives.all_reduce("sum", x).tolist()
+if sys.argv[1] == "second dies":
+    if not is_first:
+        os._exit(3)
+    try:
+        collectives.all_reduce("sum", x).tolist()
+    except PeerFailure:
+        sys.exit(7)
+elif not is_first:
+    time.sleep(2)
+    assert (x + 1).tolist() == [2, 2]
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(("case", "codes"), [("second dies", [7, 3]), ("first ends", [0, 5])])
+def test_a_process_ends_as_its_script_does(case, codes, tmp_path):
+    tmp_path.chmod(0o700)
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "LTC_BACKEND": "xla", "JAX_PLATFORMS": "cpu",
+        "LTC_RENDEZVOUS": str(tmp_path), "XRT_SHARD_WORLD_SIZE": "2",
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, case], stderr=subprocess.PIPE, text=True,
+            env={**environment, "XRT_SHARD_ORDINAL": str(ordinal)},
+        )
+        for ordinal in range(2)
+    ]  # fmt: skip
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == codes, said
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
