@@ -41,6 +41,8 @@ class Place(Protocol):
     @property
     def position(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class ProgramOfReplicas:
