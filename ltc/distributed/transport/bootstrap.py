@@ -92,17 +92,12 @@ def address_of_first(processes: int) -> str:
             free.bind((address, 0))
             shared.set(key, f"{address}:{free.getsockname()[1]}")
     _await(shared, key, processes, 0, "all")
-    _service.store = shared
+    _met_by[:] = [shared]
     return shared.get(key).decode()
 
 
-class _Service:
-    store: dist.Store | None = (
-        None  # by which its processes have met: at the end, no group may be left
-    )
-
-
-_service = _Service()
+# The store by which the processes of that service have met: at the end, no group may be left.
+_met_by: list[dist.Store] = []
 
 
 def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
@@ -111,9 +106,9 @@ def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
     Args:
         seconds_left: Called while it waits: how long it may go on.
     """
-    shared, own = _service.store, config.value("XRT_SHARD_ORDINAL")
+    own = config.value("XRT_SHARD_ORDINAL")
     with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
-        if shared is not None:
+        for shared in _met_by:
             shared.set(f"end of {own} of {processes}", "")
             others = [f"end of {number} of {processes}" for number in range(1, processes)]
             while own == 0 and not shared.check(others) and seconds_left() > 0:
