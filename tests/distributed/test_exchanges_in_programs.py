@@ -133,7 +133,7 @@ def test_a_replica_that_does_not_connect_is_named():
 
 
 ENDS = """
-import os, sys, time, torch
+import os, signal, sys, time, torch
 import ltc.core.lazy_model as ltm
 from ltc.distributed import collectives
 from ltc.errors import PeerFailure
@@ -147,14 +147,21 @@ if sys.argv[1] == "second dies":
         collectives.all_reduce("sum", x).tolist()
     except PeerFailure:
         sys.exit(7)
+elif sys.argv[1] == "all are told to end":
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
 elif not is_first:
+    del os.environ["XRT_SHARD_ORDINAL"]  # as where it is known by a process group, which has gone
     time.sleep(2)
     assert (x + 1).tolist() == [2, 2]
     sys.exit(5)
 """
 
 
-@pytest.mark.parametrize(("case", "codes"), [("second dies", [7, 3]), ("first ends", [0, 5])])
+@pytest.mark.parametrize(
+    ("case", "codes"),
+    [("second dies", [7, 3]), ("first ends", [0, 5]), ("all are told to end", [-15, -15])],
+)
 def test_a_process_ends_as_its_script_does(case, codes, tmp_path):
     tmp_path.chmod(0o700)
     environment = {

@@ -18,6 +18,13 @@ from ltc.errors import NowhereToMeet
 from ltc.ir.graph import Graph
 from ltc.support.disk_cache import default_folder
 
+_OF_PROCESSES = {
+    "jax_cpu_collectives_implementation": "gloo",
+    # else JAX waits at the end for the heartbeats of a process that is gone: 100 seconds
+    "jax_enable_recoverability": True,
+    "jax_enable_preemption_service": False,  # it takes SIGTERM, by which launchers end processes
+}
+
 
 class XlaBackend:
     """Compiles graphs for what JAX names as its devices."""
@@ -56,10 +63,9 @@ def _join_other_processes() -> None:
         address = SERVICE[0].address(processes)
     except NowhereToMeet:
         return  # each of them is told to do its part by itself
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # else JAX waits at the end for the heartbeats of a process that is gone: 100 seconds
-    if hasattr(jax.config, "jax_enable_recoverability"):
-        jax.config.update("jax_enable_recoverability", True)
+    for name, value in _OF_PROCESSES.items():
+        if hasattr(jax.config, name):
+            jax.config.update(name, value)
     limit = int(config.value("LTC_PEER_TIMEOUT"))
     jax.distributed.initialize(
         address,

@@ -92,12 +92,13 @@ def address_of_first(processes: int) -> str:
             free.bind((address, 0))
             shared.set(key, f"{address}:{free.getsockname()[1]}")
     _await(shared, key, processes, 0, "all")
-    _met_by[:] = [shared]
+    _met[:] = [(shared, config.value("XRT_SHARD_ORDINAL"))]
     return shared.get(key).decode()
 
 
-# The store by which the processes of that service have met: at the end, no group may be left.
-_met_by: list[dist.Store] = []
+# The store by which the processes of that service have met, and this one's number among them: at the
+# end of a process, neither may be known any more.
+_met: list[tuple[dist.Store, int]] = []
 
 
 def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
@@ -106,9 +107,8 @@ def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
     Args:
         seconds_left: Called while it waits: how long it may go on.
     """
-    own = config.value("XRT_SHARD_ORDINAL")
     with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
-        for shared in _met_by:
+        for shared, own in _met:
             shared.set(f"end of {own} of {processes}", "")
             others = [f"end of {number} of {processes}" for number in range(1, processes)]
             while own == 0 and not shared.check(others) and seconds_left() > 0:
