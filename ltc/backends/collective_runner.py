@@ -9,11 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+
+Exchanges = tuple[tuple[Collective, Sequence[TensorType]], ...]
 
 
 class Place(Protocol):
@@ -37,6 +41,25 @@ class Place(Protocol):
     @property
     def position(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ProgramOfReplicas:
+    """What replicas compare of a program whose exchanges may be part of it, before they launch it.
+
+    Attributes:
+        name: Sixteen bytes, equal on replicas whose programs are.
+        exchanges: Those of all replicas in their order, and the types of their operands.
+        is_compiled: Tells whether it can be launched.
+        compile: Makes it so.
+    """
+
+    name: bytes
+    exchanges: Exchanges
+    is_compiled: Callable[[], bool] = lambda: True
+    compile: Callable[[], object] = lambda: None
+
 
 class CollectiveRunner(Protocol):
     """The interface that ltc.distributed.collectives provides."""
@@ -44,10 +67,11 @@ class CollectiveRunner(Protocol):
     def place(self, replica: Any) -> Place:
         """The place of a replica."""
 
-    def agree(self, replica: Any, name: bytes) -> bool:
-        """Return True if all replicas are about to launch the program of this name.
+    def agree(self, replica: Any, program: ProgramOfReplicas) -> bool:
+        """Return True if all replicas come with this program, and have compiled it.
 
         It waits for them. Once it was False it is, without a wait: until threads are started anew.
+        It raises PeerFailure where the exchanges of their programs differ.
         """
 
     def current(self) -> Any:
@@ -78,13 +102,23 @@ class CollectiveRunner(Protocol):
         """Tell the other replicas that this one will not take part any more."""
 
 
+class ServiceOfFirst(Protocol):
+    """A service of a backend that the run's first process has for all of them."""
+
+    def address(self, processes: int) -> str:
+        """The host and port that it has chosen; raises NowhereToMeet where there is no way to ask."""
+
+    def wait_for_others(self, processes: int) -> None:
+        """Say that this process ends; the first one waits for the others, if they can come."""
+
+
 RUNNER: list[CollectiveRunner] = []
-# (processes): the host and port that the run's first process has chosen for a service of its backend.
-ADDRESS: list[Callable[[int], str]] = []
+SERVICE: list[ServiceOfFirst] = []
 
 
 class _ReplicaOfThread(threading.local):
     replica: Any = None
+    program: ProgramOfReplicas | None = None  # that is to be compared before its first exchange
 
 
 _thread = _ReplicaOfThread()
@@ -105,9 +139,9 @@ def running_place() -> Place:
     return RUNNER[0].place(_thread.replica)
 
 
-def agree(name: bytes) -> bool:
-    """Return True if all replicas are about to launch the program of this name: see RUNNER."""
-    return RUNNER[0].agree(_thread.replica, name)
+def agree(program: ProgramOfReplicas) -> bool:
+    """Return True if all replicas are about to launch this program: see RUNNER."""
+    return RUNNER[0].agree(_thread.replica, program)
 
 
 @contextmanager
@@ -132,8 +166,25 @@ def abort(replica: Any, error: BaseException) -> None:
     RUNNER[0].abort(replica, error)
 
 
+@contextmanager
+def comparing(program: ProgramOfReplicas | None) -> Iterator[None]:
+    """Inside the block, the program is compared with the others' before the first exchange of all.
+
+    Not earlier: before it, one replica may send what another one needs to come so far.
+    """
+    _thread.program = program
+    try:
+        yield
+    finally:
+        _thread.program = None
+
+
 def start(collective: Collective, operands: list[torch.Tensor]) -> torch.Tensor:
     """The token of an exchange that has begun: a 0-dim int64 tensor."""
+    program = _thread.program
+    if program is not None and collective.is_among_all():
+        _thread.program = None
+        agree(program)
     return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands), device="cpu")
 
 

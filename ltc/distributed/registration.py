@@ -22,6 +22,7 @@ from ltc.support.torch_private import DEVICE_TYPE, NEW_PROCESS_GROUP
 
 _groups = LazyModule("ltc.distributed.process_group")
 _bootstrap = LazyModule("ltc.distributed.transport.bootstrap")
+_sessions = LazyModule("ltc.distributed.transport.session")
 
 
 def install() -> None:
@@ -40,7 +41,7 @@ def install() -> None:
         [1.0, 1.0]
         >>> dist.destroy_process_group()
     """
-    collective_runner.ADDRESS[:] = [_address_of_first]
+    collective_runner.SERVICE[:] = [_Service()]
     dist.Backend.register_backend(DEVICE_TYPE, _gloo, devices=["cpu", DEVICE_TYPE])
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
     _choose_for_who_names_no_backend()
@@ -54,9 +55,15 @@ def install() -> None:
         _groups.take_arguments()
 
 
-def _address_of_first(processes: int) -> str:
-    address: str = _bootstrap.address_of_first(processes)
-    return address
+class _Service:
+    """A service of the first process: see ltc/backends/collective_runner.py."""
+
+    def address(self, processes: int) -> str:
+        address: str = _bootstrap.address_of_first(processes)
+        return address
+
+    def wait_for_others(self, processes: int) -> None:
+        _sessions.wait_for_others(processes)
 
 
 def _forwarded(name: str, original: Callable) -> Callable:

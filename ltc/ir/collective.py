@@ -45,6 +45,10 @@ class Collective:
     place: int = -1
     sharers: int = 0
 
+    def is_among_all(self) -> bool:
+        """Return True if all replicas of the run take part, in groups or together."""
+        return not self.channel and self.kind not in ("send", "receive")
+
     def text(self) -> str:
         """Return all but the line for messages: "all_reduce sum groups ((0, 1), (2, 3))"."""
         parts = [self.kind, self.reduction]

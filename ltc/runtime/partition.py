@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ltc.backends.capabilities import LaunchToken
-from ltc.backends.collective_runner import agree
+from ltc.backends.collective_runner import ProgramOfReplicas, agree, comparing
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import (
     BackendCapabilities,
@@ -24,6 +24,7 @@ from ltc.backends.interface import (
     ComputationCapabilities,
 )  # fmt: skip
 from ltc.ir import ops
+from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node, make
 from ltc.ir.ops import Op
@@ -50,9 +51,7 @@ def compiled(
     if not _runs_all(backend, graph):
         graph = in_smaller_primitives(graph, lambda node: not runs_on(backend, node))
         if not _runs_all(backend, graph):
-            return _together(backend, graph, device, donated) or compile_in_segments(
-                backend, graph, device
-            )
+            return _together(backend, graph, device, donated) or _over_host(backend, graph, device)
     return backend.compile(graph, device, donated)
 
 
@@ -78,12 +77,39 @@ def _together(
     computation = together(graph, donated)
     if computation is None:
         return None
-    name = hashlib.sha256(f"{graph} {sorted(donated)}".encode()).digest()[:16]
+    program = _compared(graph, f"of all devices, {sorted(donated)}")
+    program = replace(program, is_compiled=computation.is_compiled, compile=computation.compile)
 
     def over_host() -> SegmentedComputation:
         return compile_in_segments(backend, graph, device)
 
-    return ReplicatedComputation(computation, name, over_host, _aliased(graph))
+    return ReplicatedComputation(computation, program, over_host, _aliased(graph))
+
+
+def _compared(graph: Graph, way: str) -> ProgramOfReplicas:
+    """What replicas compare of a graph that they run in this way.
+
+    The exchanges end before the first one in groups, since each group has an order of its own, and
+    before one whose values are compared.
+    """
+    found: list[tuple[Collective, list[Any]]] = []
+    for node in schedule(*graph.outputs):
+        if node.op is ops.COLLECTIVE_START and node.attr("collective").is_among_all():
+            collective, count = node.attr("collective"), node.attr("count")
+            if collective.groups or collective.checked:
+                break
+            operands = node.inputs[len(node.inputs) - count :]
+            found.append((collective, [operand.type for operand in operands]))
+    name = hashlib.sha256(f"{graph} {way}".encode()).digest()[:16]
+    return ProgramOfReplicas(name, tuple(found))
+
+
+def _over_host(backend: BackendImplInterface, graph: Graph, device: int) -> SegmentedComputation:
+    """The same, whose exchanges the host makes; other replicas may come with one of all devices."""
+    made = compile_in_segments(backend, graph, device)
+    if BackendCapabilities.of(backend).together is not None:
+        made.compared = _compared(graph, "over the host")
+    return made
 
 
 def compile_in_segments(
@@ -191,7 +217,13 @@ def _aliased(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 class SegmentedComputation:
-    """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
+    """Runs the segments in turn; a value crosses over when it is first wanted on the other side.
+
+    Attributes:
+        compared: What of the program is compared with the other replicas'.
+    """
+
+    compared: ProgramOfReplicas | None = None
 
     def __init__(
         self, backend: BackendImplInterface, segments: list[Segment], graph: Graph, device: int
@@ -209,10 +241,11 @@ class SegmentedComputation:
             node: buffers[node.attr("index")] for node in self.graph.inputs
         }
         on_cpu: dict[Node, torch.Tensor] = {}
-        for segment in self.segments:
-            values = [self._value(n, segment.on_cpu, on_device, on_cpu) for n in segment.inputs]
-            results = self._apart(segment, self._launched(segment, values, scalars))
-            (on_cpu if segment.on_cpu else on_device).update(zip(segment.results, results))
+        with comparing(self.compared):
+            for segment in self.segments:
+                values = [self._value(n, segment.on_cpu, on_device, on_cpu) for n in segment.inputs]
+                results = self._apart(segment, self._launched(segment, values, scalars))
+                (on_cpu if segment.on_cpu else on_device).update(zip(segment.results, results))
         for node in self._given_back:
             on_device[node] = self._copied(on_device[node], on_cpu=False)
         return [self._value(node, False, on_device, on_cpu) for node in self.graph.outputs]
@@ -254,14 +287,14 @@ class SegmentedComputation:
 class ReplicatedComputation:
     """One replica's part.
 
-    Replicas say each other the names of their programs at each launch. Where these differ, exchanges
-    go over the host, which finds out whether the exchanges themselves differ, and tells it.
+    Replicas say each other the names of their programs at each launch. It is compiled when all have
+    come to its first one with the same name. Where names differ, exchanges go over the host.
     """
 
     def __init__(
         self,
         together: Any,
-        name: bytes,
+        program: ProgramOfReplicas,
         over_host: Callable[[], Any],
         aliased: tuple[tuple[int, ...], ...],
     ) -> None:
@@ -269,18 +302,18 @@ class ReplicatedComputation:
 
         Args:
             together: The computation whose exchanges are part of it.
-            name: Sixteen bytes, equal on replicas whose graphs are.
+            program: What of it the replicas compare.
             over_host: Compiles the other one, at its first launch.
             aliased: The positions of outputs that lie in the same memory there.
         """
-        self._together, self._name, self._compile_over_host = together, name, over_host
+        self._together, self._program, self._compile_over_host = together, program, over_host
         self._over_host: Any = None
         self.upload, self.download = together.upload, together.download
         self.wait = together.wait
         self.capabilities = ComputationCapabilities(aliased, begin=self.begin)
 
     def begin(self, buffers: list[Any], scalars: list[Any]) -> tuple[list[Any], LaunchToken | None]:
-        if agree(self._name):
+        if agree(self._program):
             begun: tuple[list[Any], LaunchToken] = self._together.begin(buffers, scalars)
             return begun
         if self._over_host is None:

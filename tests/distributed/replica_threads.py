@@ -107,6 +107,31 @@ def one_reads(device):
     return [total]
 
 
+def one_reads_between_scales(device):
+    """The same, where the first sum has a scale that the host alone knows."""
+    total = own(device, 1.0)
+    for step in range(3):
+        total = collectives.all_reduce("sum", total + own(device, 1.0), 0.3)
+        if collectives.ordinal() == 2 and step == 1:
+            total.tolist()
+        total = collectives.all_reduce("max", total * 2)
+        ltm.mark_step(device)
+    return [total]
+
+
+def one_sends(device):
+    """Two replicas exchange a value in the step that all share."""
+    x, number = own(device, 1.0, 2.0), collectives.ordinal()
+    for _ in range(3):
+        if number == 0:
+            collectives.send(x, 1)
+        if number == 1:
+            x = collectives.recv(x, 0)
+        x = collectives.all_reduce("sum", x + own(device, float(number)), 0.25)
+        ltm.mark_step(device)
+    return [x]
+
+
 def one_adds_otherwise(device):
     total = collectives.all_reduce("sum", own(device, 1.0, 2.0))
     ltm.mark_step(device)
@@ -193,6 +218,8 @@ CASES = (
     dtypes,
     training,
     one_reads,
+    one_reads_between_scales,
+    one_sends,
     one_adds_otherwise,
     one_raises,
     one_has_a_wrong_index,

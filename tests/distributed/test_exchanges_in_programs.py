@@ -50,11 +50,19 @@ def test_nothing_is_exchanged_by_the_host(case):
     assert list(found["counted"]) == ["UncachedCompile"]
 
 
-def test_a_replica_whose_programs_differ_sends_all_exchanges_over_the_host():
-    found = outcome("one_reads", "xla")
-    assert_equal(found, outcome("one_reads", "llvm"))
+@pytest.mark.parametrize("case", ["one_reads", "one_reads_between_scales", "one_sends"])
+def test_a_replica_whose_programs_differ_sends_all_exchanges_over_the_host(case):
+    found = outcome(case, "xla")
+    assert_equal(found, outcome(case, "llvm"))
     assert found["counted"]["ReplicasOverHost"] == 4
-    assert found["host"] == ["all_reduce"] * len(found["host"]) != []
+    assert "all_reduce" in found["host"]
+    assert set(found["host"]) <= {"all_reduce", "send", "receive"}
+
+
+def test_another_exchange_is_found_before_a_program_of_it_is_compiled():
+    found = outcome("one_adds_otherwise", "xla")
+    assert "CutOut::collective_start" not in found["counted"]
+    assert found["host"] == []
 
 
 @pytest.mark.parametrize(
@@ -122,6 +130,53 @@ def test_a_replica_that_does_not_connect_is_named():
     )
     assert connections._failure(mesh, RuntimeError(text)).startswith("Replica 2 launched")
     assert "no route" in connections._failure(mesh, RuntimeError("no route"))
+
+
+ENDS = """
+import os, signal, sys, time, torch
+import ltc.core.lazy_model as ltm
+from ltc.distributed import collectives
+from ltc.errors import PeerFailure
+
+x, is_first = torch.ones(2).to("ltc"), ltm.get_ordinal() == 0
+collectives.all_reduce("sum", x).tolist()
+if sys.argv[1] == "second dies":
+    if not is_first:
+        os._exit(3)
+    try:
+        collectives.all_reduce("sum", x).tolist()
+    except PeerFailure:
+        sys.exit(7)
+elif sys.argv[1] == "all are told to end":
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+elif not is_first:
+    del os.environ["XRT_SHARD_ORDINAL"]  # as where it is known by a process group, which has gone
+    time.sleep(2)
+    assert (x + 1).tolist() == [2, 2]
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "codes"),
+    [("second dies", [7, 3]), ("first ends", [0, 5]), ("all are told to end", [-15, -15])],
+)
+def test_a_process_ends_as_its_script_does(case, codes, tmp_path):
+    tmp_path.chmod(0o700)
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "LTC_BACKEND": "xla", "JAX_PLATFORMS": "cpu",
+        "LTC_RENDEZVOUS": str(tmp_path), "XRT_SHARD_WORLD_SIZE": "2",
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, case], stderr=subprocess.PIPE, text=True,
+            env={**environment, "XRT_SHARD_ORDINAL": str(ordinal)},
+        )
+        for ordinal in range(2)
+    ]  # fmt: skip
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == codes, said
 
 
 @pytest.mark.parametrize(

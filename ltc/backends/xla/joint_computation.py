@@ -31,11 +31,18 @@ _compiling = threading.Lock()  # threads of replicas compile the same program: t
 class JointComputation(XlaComputation):
     """One replica's part of the program."""
 
-    def __init__(self, graph: Graph, mesh: ReplicaMesh, donated: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, donated: frozenset[int]) -> None:
         self._graph, self._donated = graph, donated
         self._groups, self._known = groups_of(graph), dict[ReplicaMesh, CheckedProgram]()
         self.capabilities = ComputationCapabilities(begin=self.begin)
-        self._program_on(mesh)
+
+    def is_compiled(self) -> bool:
+        """Return True if there is the program of the replica that the calling thread runs."""
+        return _running_mesh() in self._known
+
+    def compile(self) -> None:
+        """Make that program, unless it is there."""
+        self._program_on(_running_mesh())
 
     def _program_on(self, mesh: ReplicaMesh) -> CheckedProgram:
         """The program of that mesh.
@@ -52,9 +59,7 @@ class JointComputation(XlaComputation):
         return found
 
     def begin(self, buffers: list[Array], scalars: list[Any]) -> tuple[list[Array], XlaLaunch]:
-        place = running_place()
-        mesh = mesh_of(place)
-        assert mesh is not None  # there was one for the threads that the program was recorded in
+        mesh = _running_mesh()
         checked = self._program_on(mesh)
         program = checked.program
 
@@ -64,10 +69,16 @@ class JointComputation(XlaComputation):
         try:
             with jax.enable_x64(True):
                 connect = functools.partial(connections.connect, mesh, self._groups)
-                made = _launched_with(program, mesh, place.position, part, connect)
+                made = _launched_with(program, mesh, running_place().position, part, connect)
             return checked.begun(made, is_sure=False)
         except jax.errors.JaxRuntimeError as error:
             raise checked.told(error, program.given(buffers)) from error
+
+
+def _running_mesh() -> ReplicaMesh:
+    mesh = mesh_of(running_place())
+    assert mesh is not None  # there was one for the threads that the program was recorded in
+    return mesh
 
 
 # --- the threads of a process --------------------------------------------------------------------
@@ -156,5 +167,4 @@ def joint_computation(graph: Graph, donated: frozenset[int]) -> JointComputation
     JAX no device for each replica.
     """
     place = current_place() if are_all_rows(graph) else None
-    mesh = None if place is None else mesh_of(place)
-    return None if mesh is None else JointComputation(graph, mesh, donated)
+    return None if place is None or mesh_of(place) is None else JointComputation(graph, donated)

@@ -6,6 +6,7 @@ dimension to stand along: each device has its own under a sharding that names no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,7 @@ def _spec(rank: int) -> PartitionSpec:
     return PartitionSpec(AXIS) if rank else PartitionSpec()
 
 
+@functools.lru_cache(64)  # a launch asks for it
 def mesh_of(place: Place) -> ReplicaMesh | None:
     """The devices of all replicas; None where JAX does not know one for each."""
     positions = place.devices or (0,)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing.util
 import os
 
 import jax
 
 from ltc import config
-from ltc.backends.collective_runner import ADDRESS
+from ltc.backends.collective_runner import SERVICE
 from ltc.backends.interface import BackendCapabilities, Computation, DeviceInfo
 from ltc.backends.xla.computation import XlaComputation, copied
 from ltc.backends.xla.joint_computation import joint_computation
@@ -16,6 +17,13 @@ from ltc.backends.xla.lowering import LOWERING
 from ltc.errors import NowhereToMeet
 from ltc.ir.graph import Graph
 from ltc.support.disk_cache import default_folder
+
+_OF_PROCESSES = {
+    "jax_cpu_collectives_implementation": "gloo",
+    # else JAX waits at the end for the heartbeats of a process that is gone: 100 seconds
+    "jax_enable_recoverability": True,
+    "jax_enable_preemption_service": False,  # it takes SIGTERM, by which launchers end processes
+}
 
 
 class XlaBackend:
@@ -52,10 +60,12 @@ def _join_other_processes() -> None:
     if processes == 1 or jax.distributed.is_initialized():
         return
     try:
-        address = ADDRESS[0](processes)
+        address = SERVICE[0].address(processes)
     except NowhereToMeet:
         return  # each of them is told to do its part by itself
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    for name, value in _OF_PROCESSES.items():
+        if hasattr(jax.config, name):
+            jax.config.update(name, value)
     limit = int(config.value("LTC_PEER_TIMEOUT"))
     jax.distributed.initialize(
         address,
@@ -65,8 +75,14 @@ def _join_other_processes() -> None:
         initialization_timeout=limit,
         shutdown_timeout_seconds=limit,
     )
-    # JAX ends every process whose first one is gone. This is called in forked processes too.
-    multiprocessing.util.Finalize(None, jax.distributed.shutdown, exitpriority=100)
+    # in processes of multiprocessing, and in others before JAX's own call
+    atexit.register(multiprocessing.util.Finalize(None, _leave, (processes,), exitpriority=100))
+
+
+def _leave(processes: int) -> None:
+    """Leave JAX's run. JAX ends every process whose first one is gone, so that is the last one."""
+    SERVICE[0].wait_for_others(processes)
+    jax.distributed.shutdown()
 
 
 def _devices_of_process() -> list[int] | None:

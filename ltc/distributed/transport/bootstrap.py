@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -78,6 +79,8 @@ os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
 def address_of_first(processes: int) -> str:
     """Return the host and port that the first process has chosen for a service of its own to listen at.
 
+    At the end, `wait_for_others` is to be called.
+
     Raises:
         NowhereToMeet: If the run has no store.
         PeerFailure: If the first process does not come.
@@ -89,7 +92,27 @@ def address_of_first(processes: int) -> str:
             free.bind((address, 0))
             shared.set(key, f"{address}:{free.getsockname()[1]}")
     _await(shared, key, processes, 0, "all")
+    _met[:] = [(shared, config.value("XRT_SHARD_ORDINAL"))]
     return shared.get(key).decode()
+
+
+# The store by which the processes of that service have met, and this one's number among them: at the
+# end of a process, neither may be known any more.
+_met: list[tuple[dist.Store, int]] = []
+
+
+def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
+    """Say that this process ends; if it is the first one, wait until the others have said so too.
+
+    Args:
+        seconds_left: Called while it waits: how long it may go on.
+    """
+    with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
+        for shared, own in _met:
+            shared.set(f"end of {own} of {processes}", "")
+            others = [f"end of {number} of {processes}" for number in range(1, processes)]
+            while own == 0 and not shared.check(others) and seconds_left() > 0:
+                time.sleep(_POLL_SECONDS)
 
 
 def say_process(folder: str, number: int) -> None:

@@ -7,18 +7,24 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from ltc.backends.collective_runner import ProgramOfReplicas
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import posted_bytes
+from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
+from ltc.distributed.transport.wire import Mismatch
 from ltc.ir.collective import Collective
 from ltc.support.observation import metrics, spans
 
 _LAUNCH = Collective("all_gather", agreed="of the names of programs")
+_COUNT = Collective("all_reduce", "min", agreed="of the numbers of exchanges")
+_EXCHANGES = Collective("all_gather", agreed="of the tags of exchanges")
+_COMPILED = Collective("all_gather", agreed="of the ends of compilations")
 _DIFFERENT = (
     "Replicas launch different programs, so their exchanges go over the host from here on. One replica "
     "may read a value in the midst of a step, or compute with a number of its own: have all do so."
@@ -170,17 +176,22 @@ class Progress:
             args = {"kind": "one_shot_sum"}
             spans.timeline.add("collective", "wait for a sum", began, spans.now(), args)
 
-    def agree(self, name: bytes) -> bool:
-        """Return True if all replicas are about to launch the program of this name.
+    def agree(self, program: ProgramOfReplicas) -> bool:
+        """Return True if all replicas are about to launch this program, and have compiled it.
 
         Once they were not, none asks again: programs that differ may exchange more or less often.
+
+        Raises:
+            PeerFailure: If their exchanges differ.
         """
         self._take_turn()
         session = sessions.of(self.place)
         if session.programs_agree:
-            own = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-            (names,) = session.programs.run(_LAUNCH, [own])
-            session.programs_agree = bool((names.view(-1, own.numel()) == own).all())
+            self._settle_posted()
+            for exchange in self._begun.values():
+                with exchange.over:  # the communicator is free then
+                    pass
+            session.programs_agree = _is_everyones(session.programs, program)
             if not session.programs_agree:
                 metrics.count("ReplicasOverHost")
                 if session.ordinal == 0:
@@ -253,6 +264,38 @@ class Progress:
         return channel
 
 
+def _is_everyones(communicator: Communicator, program: ProgramOfReplicas) -> bool:
+    """Return True if all replicas have come with this program; then all have compiled it."""
+    own = torch.tensor([*program.name, program.is_compiled()], dtype=torch.uint8, device="cpu")
+    said = communicator.run(_LAUNCH, [own])[0].view(-1, own.numel())
+    if not (said[:, :-1] == own[:-1]).all():
+        _compare_exchanges(communicator, program)
+        return False
+    if not said[:, -1].all():
+        program.compile()
+        communicator.run(_COMPILED, [own])
+    return True
+
+
+def _compare_exchanges(communicator: Communicator, program: ProgramOfReplicas) -> None:
+    """Raise PeerFailure if an exchange of a program is not that of the others, as far as all have one."""
+    described = [communicator.described_as(*exchange) for exchange in program.exchanges]
+    count = torch.tensor([len(described)], device="cpu")
+    (least,) = communicator.run(_COUNT, [count])
+    tags = torch.tensor([tag for _, tag in described], dtype=torch.int64, device="cpu")[
+        : int(least)
+    ]
+    said = communicator.run(_EXCHANGES, [tags])[0].view(communicator.replicas, tags.numel())
+    differing = (said != tags).nonzero().tolist()
+    if differing:
+        peer, position = min(differing, key=lambda pair: pair[1])
+
+        def mismatch(*_: Any) -> NoReturn:
+            raise Mismatch(peer, int(said[peer, position]))
+
+        communicator.guarded(tuple(range(communicator.replicas)), described[position], mismatch)
+
+
 class ProgressRunner:
     """The runner that programs call: see ltc/backends/collective_runner.py."""
 
@@ -269,8 +312,8 @@ class ProgressRunner:
     def place(self, replica: Progress) -> world.Rank:
         return replica.place
 
-    def agree(self, replica: Progress, name: bytes) -> bool:
-        return replica.agree(name)
+    def agree(self, replica: Progress, program: ProgramOfReplicas) -> bool:
+        return replica.agree(program)
 
     def start(self, replica: Progress, collective: Collective, operands) -> int:
         return replica.start(collective, operands)

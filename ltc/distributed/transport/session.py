@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import threading
+import time
 import traceback
 import uuid
 from collections import deque
@@ -39,6 +40,7 @@ from ltc.errors import NowhereToMeet, PeerFailure
 # would mix differently on every replica: each has a region of its own.
 _log = logging.getLogger("ltc")
 PROGRAMS, HOST = "programs", "host"
+_END_SECONDS = 3.0  # for the others to end, where an exchange has failed
 
 
 class Session:
@@ -181,6 +183,22 @@ def name_of_run() -> str:
 def any_in_use() -> bool:
     """Return True if this process has exchanged anything with other replicas."""
     return bool(_sessions.sessions)
+
+
+def wait_for_others(processes: int) -> None:
+    """Say that this process ends; the first one waits for the others, whose service it has.
+
+    It waits as long as a collective would, and a few seconds where one has failed: a process that is
+    gone says nothing.
+    """
+    began = time.monotonic()
+
+    def seconds_left() -> float:
+        failed = any(r.failed for regions in _sessions.regions.values() for r in regions.values())
+        limit = _END_SECONDS if failed else config.value("LTC_PEER_TIMEOUT")
+        return began + limit - time.monotonic()
+
+    bootstrap.wait_for_others(processes, seconds_left)
 
 
 def flush() -> None:
