@@ -12,6 +12,7 @@ to say. Exits with 1 if a mistake is silent, or if a part of its message is miss
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from ltc.native import core_build
 from tests.mistaken_programs import PROGRAMS, faults_of, said_by
 from tests.system.test_mistakes import TEXTS, parts_missing, text_of
 
@@ -89,6 +91,9 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="print whole messages")
     asked = parser.parse_args()
     print(f"{'mistake':34} {'what':8} {'where':8} {'do':8} last line", flush=True)
+    kept = core_build.kept_in()
+    if kept is not None:  # mistakes about the folder of programs have the core, too
+        os.environ.setdefault("LTC_NATIVE_DIR", str(kept.folder.absolute()))
     found = []
     for judged in chain(judged_here(asked.name), judged_apart(asked.name)):
         found.append(judged)
