@@ -35,7 +35,7 @@ class Summed(NamedTuple):
 
     Attributes:
         exact, shape: Hashes of the calls with their sizes, and without.
-        calls: Their number; one of lists counts once for each tensor, a recurrence for each step.
+        calls: Their number; one of lists counts once for each tensor, a recurrence five times for each step.
         entries: The number of calls as they were made.
         nbytes: The bytes of their results.
         inputs: The number of their operands that are older than the recording.

@@ -15,6 +15,7 @@ from ltc.backends.reference import recurrence as formulas
 from ltc.device.recording.fast_path import lazily_built
 from ltc.native.core import CORE, KERNEL_KEY
 
+CALLS_OF_A_STEP = 5  # that the shortest formula makes for it: they take time, which a program saves
 _GIVEN = "Tensor pre, Tensor weight, Tensor hidden"
 _OF_RESULTS = "Tensor gradient, Tensor last, Tensor weight, Tensor hidden, Tensor outputs"
 _ORDER = "int[] sizes, bool reverse"
@@ -44,8 +45,8 @@ def _formula(function: Callable[..., Any]) -> Callable[..., Any]:
         *others, sizes, reverse = operands
         state = others[3] if function in _GRADIENTS else others[2]
         whole = all_sizes(others[0].shape[0], state.shape[0], sizes)
-        if CORE is not None:  # each step takes a call's time or more, which a program saves
-            CORE.lengthen(len(whole))
+        if CORE is not None:
+            CORE.lengthen(CALLS_OF_A_STEP * len(whole))
         return tuple(x.clone() if x is state else x for x in function(*others, whole, reverse))
 
     return computed
