@@ -46,7 +46,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class ProgramOfReplicas:
-    """What replicas compare of a program whose exchanges may be part of it, before they launch it.
+    """The facts of a program whose exchanges may be part of it, compared before replicas launch it.
 
     Attributes:
         name: Sixteen bytes, equal on replicas whose programs are.
