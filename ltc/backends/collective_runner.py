@@ -50,7 +50,7 @@ class ProgramOfReplicas:
 
     Attributes:
         name: Sixteen bytes, equal on replicas whose programs are.
-        exchanges: Those of all replicas in their order, and the types of their operands.
+        exchanges: The exchanges of all replicas in their order, and the types of their operands.
         is_compiled: Tells whether it can be launched.
         compile: Makes it so.
     """

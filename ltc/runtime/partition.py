@@ -302,7 +302,7 @@ class ReplicatedComputation:
 
         Args:
             together: The computation whose exchanges are part of it.
-            program: The facts of it that replicas compare.
+            program: The facts of the program, which replicas compare.
             over_host: Compiles the other one, at its first launch.
             aliased: The positions of outputs that lie in the same memory there.
         """
