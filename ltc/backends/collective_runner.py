@@ -46,11 +46,11 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class ProgramOfReplicas:
-    """What replicas compare of a program whose exchanges may be part of it, before they launch it.
+    """The facts of a program whose exchanges may be part of it, compared before replicas launch it.
 
     Attributes:
         name: Sixteen bytes, equal on replicas whose programs are.
-        exchanges: Those of all replicas in their order, and the types of their operands.
+        exchanges: The exchanges of all replicas in their order, and the types of their operands.
         is_compiled: Tells whether it can be launched.
         compile: Makes it so.
     """

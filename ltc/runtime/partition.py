@@ -87,7 +87,7 @@ def _together(
 
 
 def _compared(graph: Graph, way: str) -> ProgramOfReplicas:
-    """What replicas compare of a graph that they run in this way.
+    """Return the facts that replicas compare of a graph that they run in this way.
 
     The exchanges end before the first one in groups, since each group has an order of its own, and
     before one whose values are compared.
@@ -220,7 +220,7 @@ class SegmentedComputation:
     """Runs the segments in turn; a value crosses over when it is first wanted on the other side.
 
     Attributes:
-        compared: What of the program is compared with the other replicas'.
+        compared: The facts of the program that are compared with the other replicas'.
     """
 
     compared: ProgramOfReplicas | None = None
@@ -302,7 +302,7 @@ class ReplicatedComputation:
 
         Args:
             together: The computation whose exchanges are part of it.
-            program: What of it the replicas compare.
+            program: The facts of the program, which replicas compare.
             over_host: Compiles the other one, at its first launch.
             aliased: The positions of outputs that lie in the same memory there.
         """
