@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import ltc.core.lazy_model as ltm
 from ltc.device.evidence import hints
 from ltc.device.evidence.hints import End, Loop, time_outside
 from ltc.device.immediate.immediate_session import ImmediateSession
@@ -16,6 +17,7 @@ from ltc.device.recording.tensors import current_device
 from ltc.explaining import history
 from ltc.explaining.explanation import CUTS, Explanation
 from ltc.explaining.user_stack import UserFrame
+from tests.recorders import process_of_one_device
 
 BEGIN = """
     import sys
@@ -146,10 +148,12 @@ def test_the_cause_is_the_event_that_came_in_most_iterations(loop, monkeypatch):
         (End.MARK, hints.SAMPLES, 1, hints.BEFORE_THE_MARK),
         (End.MARK, 0, 1, hints._LARGER_STEPS),
         (End.MARK, 0, 0, hints._SAME_CALLS),
+        (End.MARK, 0, 0, hints._FEW_CALLS),
     ],
 )
 def test_each_cause_has_its_own_cure(end, reads, launches, cure, monkeypatch):
     monkeypatch.setenv("LTC_CHECK", "0")
+    monkeypatch.setattr(hints, "comes_back", lambda: cure == hints._FEW_CALLS)
     loop = Loop(UserFrame("train.py", 12, "train"), end)
     taken(loop, 2_000, launches)
     for _ in range(reads):
@@ -163,6 +167,18 @@ def test_recorded_calls_are_timed_whose_operands_have_other_strides():
     weight = torch.ones(2, 1, 2).to("ltc").requires_grad_()
     torch.conv1d((x * 2).mT.reshape(-1)[None, None], weight, padding=1).sum().backward()
     assert hints.kernel_time(current_device().recorder()) > 0
+
+
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_calls_that_come_back_are_not_said_to_differ(quick_calls, are_alike):
+    with process_of_one_device(LTC_TIER="auto"):
+        x = torch.ones(4).to("ltc")
+        for k in range(12):
+            y = x + 1
+            for _ in range(1 if are_alike else 1 + k):
+                y = y * 2
+            ltm.mark_step()
+        assert hints.comes_back() is are_alike
 
 
 def test_a_setting_that_slows_each_step_is_the_cause(loop, monkeypatch):

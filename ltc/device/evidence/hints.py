@@ -357,6 +357,8 @@ class _ThreadLoops(threading.local):
 
 _watch = _ThreadLoops()
 _has_said = False
+# True if what the calling thread recorded last goes along a known path; recorder.py, which knows, sets it
+comes_back: Callable[[], bool] = bool
 
 
 def iteration_ended(end: End) -> None:
@@ -440,10 +442,15 @@ def cause_of(loop: Loop) -> Cause:
         return Cause("A value is read in each iteration", str(loop.read_at), _cure_of_read(loop))
     if loop.is_launched:
         return Cause("Launches take longer than their kernels", place, _LARGER_STEPS)
+    if comes_back():
+        return Cause("Its calls are few and small: they run one by one", place, _FEW_CALLS)
     return Cause("Its calls differ from step to step: nothing is compiled", place, _SAME_CALLS)
 
 
 _LARGER_STEPS = "mark less often or use larger batches; else run this loop on the CPU"
+_FEW_CALLS = (
+    "call the whole step through ltc.compile, or use larger batches; else run this loop on the CPU"
+)
 _SAME_CALLS = "use the same calls and fixed shapes in each step; else run this loop on the CPU"
 
 

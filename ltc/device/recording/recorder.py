@@ -21,6 +21,7 @@ from ltc.aten.call import Call, CallResult
 from ltc.aten.unnamed_dtype import default_of
 from ltc.device.call_observer import watching
 from ltc.device.call_place import place_of_call
+from ltc.device.evidence import hints
 from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.evidence.transitions import show_begin
 from ltc.device.immediate.computed import LivingStates
@@ -694,4 +695,11 @@ def _leave_walks() -> None:
                 recorder.catch_up()
 
 
+def _comes_back() -> bool:
+    """Return True if the calling thread's last recording went along a path that has come back."""
+    recorders = [device.recorders.get(get_ident()) for device in devices_in_use()]
+    return any([one is not None and one.ended.ended_path.returns > 0 for one in recorders])
+
+
+hints.comes_back = _comes_back
 config.call_after_override(_leave_walks)

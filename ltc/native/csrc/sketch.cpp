@@ -72,8 +72,7 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 
 bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
   const auto sum = sum_of(sketch, is_read);
-  if (!sketch.calls) return true;
-  if (reads + marks >= most || !known_.count(sum)) return false;
+  if (!sketch.calls || reads + marks >= most || !known_.count(sum)) return !sketch.calls;  // else nothing ends
   (is_read ? reads : marks)++;
   passed++, passed_at = calls;
   end(sketch, sum);
