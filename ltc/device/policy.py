@@ -209,6 +209,17 @@ class Policy:
     def _may_be_followed(self, path: Path) -> bool:
         return path.program is not None and self._pays(path, is_alone=True)
 
+    def _is_in_chain(self, path: Path, behind: Path, following: Path | None) -> bool:
+        """Return True if the path may be followed: alone, or beside another one that may."""
+        if self._may_be_followed(path):
+            return True
+        pays = [
+            self._pays(one, is_alone=False)
+            for one in (path, behind, following)
+            if one and one.program
+        ]
+        return pays[0] and any(pays[1:])
+
     def _settles(self, path: Path, behind: Path, is_known: bool, weight: int) -> Settles | None:
         """Return what `sketched` does, of a path that it has heard of by now."""
         place = self.place_of(path)
@@ -218,10 +229,8 @@ class Policy:
         is_followed = following is not None and self._may_be_followed(following)
         if path.program is None:
             gets_none = path.returns > LAUNCH_CALLS  # a program would have paid
-        else:  # it is not followed, unless it is one of several
-            gets_none = not (
-                self._may_be_followed(path) or behind.program or (following and following.program)
-            )
+        else:
+            gets_none = not self._is_in_chain(path, behind, following)
         is_settled = is_known and (gets_none or self._is_short(weight, is_of_reads=False))
         return Settles.THIS if is_settled and not is_followed else None
 
