@@ -87,11 +87,13 @@ class Path(Junction):
             several times in a step, each time behind another one. A place keeps nothing older alive.
         ends_in_core: False if Python has to end what is followed along it.
         weight: The calls that take as long as what its program has saved; None where it was not followed.
+        in_core: True if the core has followed it, or would have.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
         "returns", "program", "places", "is_followed", "ends_in_core", "weight", "calls",
+        "in_core",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -99,7 +101,7 @@ class Path(Junction):
         self.returns = -1
         self.program: HasProgram | None = None
         self.places: dict[Path, Junction] = {}
-        self.is_followed = False
+        self.is_followed = self.in_core = False
         self.weight: int | None = None
         self.ends_in_core, self.calls = True, 0
 
@@ -197,11 +199,13 @@ class Policy:
         """Return True if following the path takes no longer than its calls, as far as that is known.
 
         Args:
-            is_alone: calls run at once before it: to begin a walk, and to come back, takes as long as three launches.
+            is_alone: calls run at once before it. To begin a walk, and to come back, takes as long as three launches
+                of the core; it is nothing beside one of Python's.
         """
         if path.weight is None or not self.calls_are_quick:
             return True
-        return path.weight > LAUNCH_CALLS * (1 + 3 * is_alone)
+        launches = 4 if is_alone and path.in_core else 1
+        return path.weight > launches * LAUNCH_CALLS
 
     def _is_worth_it(self, path: Path) -> bool:
         return _is_ready(path) and self._pays(path, is_alone=not self._hits)
@@ -318,17 +322,25 @@ class Policy:
         self._has_asked = True
 
     def followed(
-        self, path: Path, behind: Path, weight: int, is_of_reads: bool, has_left_core: bool = False
+        self,
+        path: Path,
+        behind: Path,
+        weight: int,
+        is_of_reads: bool,
+        in_core: bool = False,
+        has_left_core: bool = False,
     ) -> None:
         """A recording was followed to the end of a path.
 
         Args:
+            in_core: by the core, or it would have been; the weight is of its calls.
             has_left_core: Python has followed what is left of the path, which takes longer than its calls: it is
                 followed ever less, and in the end no more.
         """
         place = self.place_of(behind)
         self._note_place(path, behind)
         path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
+        path.in_core = in_core
         self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
         if not path.is_followed:
             path.is_followed, self._idle = True, max(0, self._idle - 1)

@@ -6,6 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path as File
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -358,6 +359,39 @@ def test_with_quick_calls_a_path_of_symbols_is_worth_more_memory(quick_calls):
         assert (decides.begin(behind) is Begin.NOTE) is is_noted
 
 
+def test_a_lone_path_of_the_core_is_worth_four_launches_and_one_in_a_chain_one(quick_calls):
+    for weight, in_core, is_followed_alone in (
+        (2 * LAUNCH_CALLS, True, False),
+        (2 * LAUNCH_CALLS, False, True),
+        (4 * LAUNCH_CALLS + 1, True, True),
+    ):
+        decides, gap, path = policy.Policy(sketches=True), policy.Path(), policy.Path()
+        path.program = SimpleNamespace(is_ready=True, is_kept=True)
+        decides.followed(path, gap, weight, False, in_core)
+        for _ in range(3):
+            decides.sketched(gap, path, 3, 3, False, None, True)
+            begins = decides.begin(gap)
+            decides.sketched(path, gap, weight, weight, False, None, in_core)
+        assert (begins is Begin.FOLLOW) is is_followed_alone
+        decides.sketched(path, path, weight, weight, False, None, in_core)
+        assert decides.begin(path) is Begin.FOLLOW
+
+
+def test_a_path_that_the_core_leaves_is_followed_ever_less_and_in_the_end_no_more(quick_calls):
+    decides, gap, path = policy.Policy(sketches=True), policy.Path(), policy.Path()
+    path.program = SimpleNamespace(is_ready=True, is_kept=True)
+    decides.followed(path, gap, 5 * LAUNCH_CALLS, False, True)
+    followed = []
+    for k in range(400):
+        decides.sketched(gap, path, 3, 3, False, None, True)
+        if decides.begin(gap) is Begin.FOLLOW:
+            followed.append(k)
+            decides.followed(path, gap, 5 * LAUNCH_CALLS, False, True, has_left_core=True)
+        else:
+            decides.sketched(path, gap, 90, 90, False, None, True)
+    assert len(followed) == 9 and followed[-1] < 140
+
+
 class Recordings:
     """A policy that hears of every recording, or that is not asked where an end is settled."""
 
@@ -377,9 +411,7 @@ class Recordings:
             self.passed[is_read] += 1
             self.before, self.behind = self.behind, path
             return Begin.SKETCH
-        if self.passed:
-            self.policy.passed(self.passed[True], self.passed[False], self.before)
-        self.passed.clear()
+        self._tell_passed()
         settles = self.policy.sketched(path, self.behind, weight, weight, is_read, None)
         if settles is policy.Settles.NONE:
             self.settled.clear()
@@ -389,6 +421,11 @@ class Recordings:
             self.settled.add(end)
         self.before, self.behind = self.behind, path
         return self.policy.begin(path)
+
+    def _tell_passed(self) -> None:
+        if self.passed:
+            self.policy.passed(self.passed[True], self.passed[False], self.before)
+        self.passed.clear()
 
 
 @pytest.mark.parametrize("seed", range(20))

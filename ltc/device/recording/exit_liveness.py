@@ -367,7 +367,7 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
     if program.is_ready:
         if path.program is None or not path.program.is_kept:
             path.program = _KeptProgram(program)
-        recorder.policy.followed(path, behind, weight, reads, recorder.has_left_track)
+        recorder.policy.followed(path, behind, weight, reads, in_core, recorder.has_left_track)
         return
     recorder.policy.left(behind)
     show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
@@ -388,7 +388,8 @@ def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
         if recorder.optimizer_steps:
             recorder.policy.trained()
         path, behind = recorder.last.ended_path, recorder.ended.ended_path
-        recorder.policy.followed(path, behind, end.weight, _is_of_reads(recorder, is_read))
+        of_reads = _is_of_reads(recorder, is_read)
+        recorder.policy.followed(path, behind, end.weight, of_reads, in_core=True)
 
     return core_ends.ends_in_core(recorder, tell_policy, is_read)
 
