@@ -25,7 +25,7 @@ from ltc.device.hooks import (
     unmarked_loops,
 )
 from ltc.device.immediate.computed import computed
-from ltc.device.recording.backward import call_engine
+from ltc.device.recording.run_backward import call_engine
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import is_lazy, state_of, wrap
 from ltc.device.torch_device import take_stashed_error
