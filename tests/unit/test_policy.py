@@ -411,7 +411,9 @@ class Recordings:
             self.passed[is_read] += 1
             self.before, self.behind = self.behind, path
             return Begin.SKETCH
-        self._tell_passed()
+        if self.passed:
+            self.policy.passed(self.passed[True], self.passed[False], self.before)
+        self.passed.clear()
         settles = self.policy.sketched(path, self.behind, weight, weight, is_read, None)
         if settles is policy.Settles.NONE:
             self.settled.clear()
@@ -421,11 +423,6 @@ class Recordings:
             self.settled.add(end)
         self.before, self.behind = self.behind, path
         return self.policy.begin(path)
-
-    def _tell_passed(self) -> None:
-        if self.passed:
-            self.policy.passed(self.passed[True], self.passed[False], self.before)
-        self.passed.clear()
 
 
 @pytest.mark.parametrize("seed", range(20))

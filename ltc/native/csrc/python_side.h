@@ -34,9 +34,9 @@ std::string ask_for_words(const std::string& overload);
 // True if nothing but calls that were learned has been recorded.
 bool may_learn();
 
-// What Python recorded of a call, whose tensors are its operands, what it made, and others: 1, 2 if it made
-// views, 0 if nothing, -1 if it cannot be followed here; then the number of each tensor's value, -1 if it has
-// none that is pending. `inputs`: how many of the operands are inputs that no call before has had.
+// What Python recorded of a call, whose tensors are its operands, what it made, and others: 1, 2 if it made views, 3 if
+// the backward under way makes these independent, 0 if nothing, -1 if it cannot be followed here; then the number of
+// each tensor's value, -1 if it has none that is pending. `inputs`: how many of the operands are inputs that no call before has had.
 std::vector<int64_t> learned_values(const std::vector<Tensor>& tensors, const std::vector<IValue>& numbers,
                                     size_t operands, size_t made, int64_t inputs, bool is_view);
 
