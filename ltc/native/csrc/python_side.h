@@ -36,7 +36,8 @@ bool may_learn();
 
 // What Python recorded of a call, whose tensors are its operands, what it made, and others: 1, 2 if it made views, 3 if
 // the backward under way makes these independent, 0 if nothing, -1 if it cannot be followed here; then the number of
-// each tensor's value, -1 if it has none that is pending. `inputs`: how many of the operands are inputs that no call before has had.
+// each tensor's value, -1 if it has none that is pending.
+// `inputs`: how many of the operands are inputs that no call before has had.
 std::vector<int64_t> learned_values(const std::vector<Tensor>& tensors, const std::vector<IValue>& numbers,
                                     size_t operands, size_t made, int64_t inputs, bool is_view);
 
