@@ -15,6 +15,7 @@ from bench_systems import System
 
 EVICTING_BYTES = 16 << 20
 WARM_UP_STEPS = 6
+SETTLE_SECONDS = 1.0  # of steps, in which a path that comes back asks for its program
 PEERS = ("eager", "eager foreach", "eager fused", "compile", "compile all")
 
 
@@ -92,10 +93,19 @@ class Steps:
             if number == WARM_UP_STEPS - 2:
                 self.system.restart()
             step().item()
+        while self._settles(step):
+            pass
         run = self._repeating(step)
         run(1)
         each = self._time(run, 2) / 1e3
         return run, max(self.least_steps, int(self.turn_seconds / max(each, 1e-6)))
+
+    def _settles(self, step: Callable) -> bool:
+        """Run steps until each repeats what it is compiled for; True if programs came meanwhile."""
+        until = time.perf_counter() + SETTLE_SECONDS
+        while self.system.again is None and time.perf_counter() < until:
+            step().item()
+        return self.system.settle()
 
     def _repeating(self, step: Callable) -> Callable[[int], object]:
         if self.system.again is not None:

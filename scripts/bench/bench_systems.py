@@ -20,6 +20,7 @@ class System:
         way: The way it runs a workload; `way.mark` ends a step.
         forget: Ends a step that is only to be recorded.
         finish: Returns when everything that was started is over.
+        settle: Returns when no program is compiled behind; True if there was one.
         restart: Is called before the last steps that warm up: what ran until then is of no
             interest.
         again: Runs the longest program since then once more, without recording it, or None where a
@@ -30,6 +31,7 @@ class System:
     way: Way = field(default_factory=Way)
     forget: Callable[[], object] = lambda: None
     finish: Callable[[], object] = lambda: None
+    settle: Callable[[], bool] = bool
     restart: Callable[[], object] = lambda: None
     again: Callable[[], object] | None = None
 
@@ -69,8 +71,17 @@ def ltc_system(**variables: str) -> System:
     device = ltm.lazy_device()
     return System(
         str(device), Way(mark=ltm.mark_step), forget=lambda: discard(device_of(device)),
-        finish=ltm.wait_device_ops,
+        finish=ltm.wait_device_ops, settle=compiled_behind,
     )  # fmt: skip
+
+
+def compiled_behind() -> bool:
+    """Block until the programs that were asked for are compiled; return True if there were any."""
+    from ltc.runtime.background import compile_behind
+
+    was_compiling = compile_behind.is_compiling()
+    compile_behind.wait()
+    return was_compiling
 
 
 def ltc_fused() -> System:
@@ -82,10 +93,7 @@ def ltc_program() -> System:
     """The longest program of a step alone: what recording and handing over do not cost."""
     system = ltc_system(LTC_CACHE="0", LTC_TIER="native")  # a step of one call is no program else
     launches = Launches()
-    return System(
-        system.device, system.way, system.forget, system.finish, launches.restart,
-        launches.repeat_longest,
-    )  # fmt: skip
+    return replace(system, restart=launches.restart, again=launches.repeat_longest)
 
 
 class Launches:

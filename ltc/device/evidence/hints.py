@@ -1,13 +1,14 @@
 """One line on stderr, once, where a loop has run for seconds slower than eager PyTorch would.
 
-An iteration ends where the same line marks a step, makes an optimizer step or reads a value. A loop
-that has run long enough is compared with eager PyTorch, whose time is estimated from the next few
-iterations. Python's profiler tells the time in ltc's own functions from the program's: eager PyTorch
-does without the former. Where programs are launched, the recorded calls run once more on PyTorch's
-kernels, and eager PyTorch takes that time as well. The profiler slows the program down, so the
-estimate is rather too high. The loop is slower than eager if the lower quartile of its iterations is
-a tenth above the median of the estimates. Iterations before its first launch tell nothing of those behind it,
-and two estimates that are far above its iterations are enough.
+An iteration ends where the same line marks a step, makes an optimizer step or reads a value. Of a loop
+that has run long enough a few iterations are timed, and eager PyTorch's time is estimated from the next
+few: those of seconds before may have been another network's. Python's profiler tells the time in ltc's
+own functions from the program's: eager PyTorch does without the former. Where programs are launched,
+the recorded calls run once more on PyTorch's kernels, and eager PyTorch takes that time as well. The
+profiler slows the program down, so the estimate is rather too high. The loop is slower than eager if
+the lower quartile of its iterations is a tenth above the median of the estimates. Iterations before its
+first launch tell nothing of those behind it, and two estimates that are far above its iterations are
+enough.
 
 Nothing here decides how a step runs: the times go into the line on stderr, and nowhere else.
 """
@@ -19,7 +20,6 @@ import cProfile
 import enum
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -52,7 +52,6 @@ PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
 MARGIN = 1.1  # times eager's time: less is noise, above all in a loop that waits for something else
 FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
-_KEPT = 32  # latest iterations: the others of a window are not looked at
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
 _asked = config.reader("LTC_HINTS", "XRT_SHARD_ORDINAL")
 
@@ -76,35 +75,38 @@ class Loop:
     """The iterations that end at one line.
 
     Attributes:
-        times: Nanoseconds of the latest.
-        eager: Estimates of eager PyTorch's nanoseconds for the same calls.
+        begun: When the present window began.
+        times: Nanoseconds of the iterations that were timed at its end; launched: their launches.
+        eager: Estimates of eager PyTorch's nanoseconds for the iterations behind these.
+        reads: Values read at other lines meanwhile; read_at: the latest such line.
         events_between: The most other ends that came between two of its own.
-        begun: When the present window began; count: its timed iterations; launched: their launches.
-        reads: Values read at other lines in the present window; read_at: the latest such line.
     """
 
     def __init__(self, place: UserFrame, end: End) -> None:
         self.place, self.end = place, end
         self.read_at = place
-        self.times: deque[int] = deque(maxlen=_KEPT)
+        self.times: list[int] = []
         self.eager: list[int] = []
         self.events_between = 0
         self.patience = PATIENCE_SECONDS * 1e9
         self.begin_window()
 
     def begin_window(self) -> None:
-        """Count the time, and the events that are to blame, from here on."""
-        self.begun, self.launched, self.count, self.reads = spans.now(), 0, 0, 0
+        """Begin to wait until the loop has run long enough."""
+        self.begun = spans.now()
+        self.begin_timing()
+
+    def begin_timing(self) -> None:
+        """Time iterations, and count the events that are to blame, from here on."""
+        self.launched, self.reads, self.events = 0, 0, history.counts()
+        self.times.clear()
         self.eager.clear()
-        self.events = history.counts()
 
     def add(self, taken: Iteration) -> None:
         """Add an iteration that was not sampled."""
-        if taken.launches and self.count and not self.launched:
-            self.times.clear()
+        if taken.launches and self.times and not self.launched:
             self.begin_window()
         self.times.append(taken.spent)
-        self.count += 1
         self.launched += taken.launches
 
     def note_read(self, place: UserFrame) -> None:
@@ -113,8 +115,13 @@ class Loop:
 
     @property
     def is_launched(self) -> bool:
-        """True if iterations of the present window launch programs."""
+        """True if the timed iterations launched programs."""
         return self.launched > 0
+
+    @property
+    def iterations(self) -> int:
+        """How many were looked at since their timing began, and at least one."""
+        return max(1, len(self.times) + len(self.eager))
 
     def awaits_program(self) -> bool:
         """Return True if it has launched nothing, and a program came in this window or is on its way."""
@@ -269,22 +276,26 @@ class _ThreadLoops(threading.local):
 
     def _add(self, loop: Loop, taken: Iteration) -> None:
         loop.add(taken)
+        if len(loop.times) < SAMPLES:
+            return
         ready = loop.begun + int(loop.patience)
-        if loop.count >= SAMPLES and spans.now() > ready:
+        if spans.now() > ready:
             self._begin_sample(loop)
-        elif loop.count >= _KEPT:
+        else:
             self.sleeps_until = ready
 
     def _begin(self) -> None:
         self.launches, self.begin = 0, spans.now()
 
     def is_asleep(self) -> bool:
-        """Return True if enough iterations of the window are known: the others are not looked at."""
+        """Return True until the loop has run long enough: its iterations are not looked at before."""
         if not self.sleeps_until:
             return False
         if spans.now() < self.sleeps_until:
             return True
         self.sleeps_until = 0
+        if self.loop is not None:
+            self.loop.begin_timing()
         self._begin()  # in the middle of an iteration: its end is nearer than that of a whole one
         return True
 
@@ -438,7 +449,7 @@ def cause_of(loop: Loop) -> Cause:
     frequent = _most_frequent(loop)
     if frequent is not None:
         return Cause(_sentence_case(frequent.what), frequent.line or place, frequent.cure)
-    if loop.end is End.READ or 2 * loop.reads >= loop.count:
+    if loop.end is End.READ or 2 * loop.reads >= loop.iterations:
         return Cause("A value is read in each iteration", str(loop.read_at), _cure_of_read(loop))
     if loop.is_launched:
         return Cause("Launches take longer than their kernels", place, _LARGER_STEPS)
@@ -472,5 +483,4 @@ def _most_frequent(loop: Loop) -> Explanation | None:
         if one.cure
     ]
     times, _, found = max(grown, default=(0, 0, None))
-    iterations = (spans.now() - loop.begun) / max(median(loop.times), 1) if loop.times else 1
-    return found if times and 2 * times >= iterations else None
+    return found if times and 2 * times >= loop.iterations else None
