@@ -22,7 +22,7 @@ NEW_PATHS = 8  # as many as one that comes back outweighs; then calls rest from 
 UNNOTED_CALLS = 256  # after which a read ends a session that notes nothing: a step may come back
 MAX_VARIANTS = 6  # programs of one path of symbols: each is right for some sizes
 MIN_RUN = 2  # alike in a row, after which the next is expected to be: paths with programs, sizes
-MAX_PAUSE = 64  # recordings, in each back-off
+MAX_PAUSE = 64  # recordings, in each back-off; and in a row that the core ends by itself
 
 
 class Begin(enum.Enum):
@@ -385,9 +385,11 @@ class Policy:
         self._short = max(0, self._short - 2)
 
     @property
-    def hears_next(self) -> bool:
-        """True if what begins next does not depend on its place alone: then no settled end is passed."""
-        return bool(self._wanted or self._rest or self._hits)
+    def ends_unheard(self) -> int:
+        """The number of settled ends that may pass in a row: none where what begins next does not depend on its
+        place alone.
+        """
+        return 0 if self._wanted or self._rest or self._hits else MAX_PAUSE
 
     @property
     def follows_reads(self) -> bool:

@@ -405,7 +405,7 @@ class Recordings:
         """Return how the recording behind this one begins."""
         path = self.paths[name]
         end = self.before, self.behind, path, is_read
-        most = 0 if self.policy.hears_next else policy.SHORT_PATHS
+        most = self.policy.ends_unheard
         began, self.last = self.last, end
         if end in self.settled and self.passed.total() < most:
             self.passed[is_read] += 1

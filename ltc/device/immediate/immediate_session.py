@@ -33,7 +33,7 @@ from ltc.device.immediate.memory import (
 )
 from ltc.device.immediate.notes import NO_NUMBERS, UNNOTED, FollowedPart, Notes, written_key
 from ltc.device.immediate.permission import is_forced
-from ltc.device.policy import SHORT_PATHS, UNNOTED_CALLS, Begin, Settles
+from ltc.device.policy import UNNOTED_CALLS, Begin, Settles
 from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.timed_calls import note_call
 from ltc.device.user_line import user_line
@@ -358,7 +358,7 @@ class ImmediateSession:
         """The policy has heard of an end; None where nothing changes of what is settled."""
         if CORE is not None:
             _, reads_pass = self._unheard_reads()
-            CORE.limit_cuts(self._in_core, 0 if self.policy.hears_next else SHORT_PATHS, reads_pass)
+            CORE.limit_cuts(self._in_core, self.policy.ends_unheard, reads_pass)
             if settles is not None:
                 CORE.settle(self._in_core, settles.value)
 
