@@ -402,7 +402,7 @@ def _adopt(members: Any) -> None:
         adopted.append(state)
         if session is not None:
             state.value = computed(session.recorder, host)
-            session.made_states(states.ref(state))
+            session.recorder.live.append(state)
     if session is None:
         for (_, host, place, *_), state in zip(members, adopted):
             if place < 0:

@@ -82,9 +82,7 @@ class Core:
         self.sketch = _function(ordered.ltc_sketch, None, pointer)
         self.lengthen = _function(ordered.ltc_lengthen, None, count)
         self._sketched = _function(ordered.ltc_sketched, None, pointer, flag, ctypes.POINTER(count))
-        self._cut = _function(
-            ordered.ltc_cut, None, pointer, count, count, flag, ctypes.POINTER(count)
-        )
+        self._cut = _function(ordered.ltc_cut, None, pointer, count, flag, ctypes.POINTER(count))
         self.passes_cut = _function(ordered.ltc_passes_cut, flag, pointer, flag)
         self.settle = _function(ordered.ltc_settle, None, pointer, count)
         self.limit_cuts = _function(ordered.ltc_limit_cuts, None, pointer, count, flag)
@@ -128,21 +126,18 @@ class Core:
         self._sketched(session, False, found)
         return Summed._make(found)
 
-    def cut(
-        self, session: int, since: int, looks_after: int, is_read: bool
-    ) -> tuple[Counted, bool, Summed]:
+    def cut(self, session: int, since: int, is_read: bool) -> tuple[Counted, bool, Summed]:
         """Count a session's calls; if there are any, they are summed up, and another sketch begins.
 
         Args:
             since: calls that Python has counted already.
-            looks_after: calls of the core's behind which Python looks.
             is_read: a read ends the sketch.
 
         Returns:
             (counted, is_entered, summed): `is_entered` if the core goes on to run calls.
         """
         found = _Cut()
-        self._cut(session, since, looks_after, is_read, found)
+        self._cut(session, since, is_read, found)
         words = list(found)
         counted, summed = words[:_COUNTED], words[_COUNTED + 1 :]
         return Counted._make(counted), bool(words[_COUNTED]), Summed._make(summed)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from threading import get_ident
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -47,6 +46,7 @@ from ltc.support.observation import metrics, spans
 from ltc.support.observation.often import Often
 from ltc.support.torch_private import plain_functions, storage_identity, storage_use_count
 
+NEVER = sys.maxsize // 2  # calls
 STEPS = Often((), (), ("ImmediateSteps", "ImmediateCalls"))
 # What the calls of a thread run in, where they run at once.
 sessions: dict[int, ImmediateSession] = {}
@@ -86,7 +86,7 @@ class ImmediateSession:
         self._summed: Summed | None = None
         self._core_goes_on = False  # behind that cut
         self._begin(may_sketch)
-        self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
+        self.made_states = recorder.live.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
         metrics.count("ImmediateSteps")
@@ -117,7 +117,7 @@ class ImmediateSession:
         """Kernels may run calls, those of the core too where they are not noted."""
         self.recorder.now = self
         if self._may_enter():
-            looks_after = max(0, self.next_look - self.calls)
+            looks_after = max(0, self.next_look - self.calls) if self._follows_reads else NEVER
             CORE.enter(self._in_core, looks_after, *self._unheard_reads())  # type: ignore[union-attr]
 
     def _unheard_reads(self) -> tuple[int, bool]:
@@ -129,7 +129,7 @@ class ImmediateSession:
         if self.is_sketched:
             return 0, True
         unnoted = UNNOTED_CALLS - self.calls + self._began_at
-        return sys.maxsize // 2 if is_forced() else unnoted, False
+        return NEVER if is_forced() else unnoted, False
 
     def _may_enter(self) -> bool:
         return (
@@ -164,6 +164,8 @@ class ImmediateSession:
     def _added(self, counted: Counted) -> list[tuple[int, int]]:
         calls, read_at, passed, passed_at = counted
         before, self.calls = self.calls, self.calls + calls
+        if not self._follows_reads:
+            self.next_look += calls  # they leave no references
         if read_at >= 0:
             self._read_at = before + read_at
         if not passed:
@@ -319,7 +321,7 @@ class ImmediateSession:
         if self.notes is not None:
             value.noted = self.notes.note_input(state, buffer)
         value.buffer = buffer
-        self.bound_states(ref(state))
+        self.recorder.bound.append(state)
         return value
 
     @property
@@ -371,7 +373,7 @@ class ImmediateSession:
         if not self.is_sketched:
             self._count_core()
             return self.calls > max(0, self._noted_at)
-        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, FEW, is_read)  # type: ignore[union-attr]
+        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, is_read)  # type: ignore[union-attr]
         self._add(counted)
         has_calls = bool(summed.calls if counted.passed else since + counted.calls)
         self._summed = summed if has_calls else None

@@ -255,13 +255,12 @@ void ltc_lengthen(int64_t calls) {
 
 // The session's calls are counted; if Python's, `since`, and the core's are any, they are summed up, and others begin.
 // What `ltc_calls` finds comes first, then whether calls run here, then what `ltc_sketched` finds.
-void ltc_cut(Session* session, int64_t since, int64_t looks_after, bool is_read, int64_t* found) {
+void ltc_cut(Session* session, int64_t since, bool is_read, int64_t* found) {
   ltc_calls(session, found);
   found[4] = session->gate.runs();
   if (!(found[2] ? session->sketch.calls : since + found[0])) return;
   ltc_sketched(session, is_read, found + 5);
   session->begin_sum();
-  session->looks_after = looks_after;
 }
 
 // Begin to learn what Python follows; end it. The track is the caller's to drop; null where there is none of so many
