@@ -2,8 +2,11 @@
 
     python scripts/bench/bench_first_step.py [WORKLOAD ...] [--rounds 5] [--threads 2]
     python scripts/bench/bench_first_step.py --layers 2 [perceptron] [transformer]
+    python scripts/bench/bench_first_step.py --steps 50 [WORKLOAD ...]
 
-The second form compares networks of so many and of ten times as many equal layers.
+The second form compares networks of so many and of ten times as many equal layers. The third takes the first steps
+together, from an empty cache with nothing but the native core, if there is one, beside the same steps of eager
+PyTorch in a process of its own: what runs on PyTorch's kernels while a program is compiled is among them.
 
 Each figure is a median over new processes. The first process of a pair finds an empty
 LTC_CACHE_DIR and compiles all; the second one finds what the first left. A step is recorded,
@@ -13,6 +16,7 @@ compiled, run and its loss read; importing PyTorch and making the model are not 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -24,6 +28,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 import workloads
+from bench_modes import Workloads
+from bench_systems import SYSTEMS
 from torch import nn
 from workloads import Way
 
@@ -90,6 +96,50 @@ def pair(name: str, threads: int) -> tuple[dict, dict]:
     return answers[0], answers[1]
 
 
+def first_steps(name: str, system: str, steps: int, threads: int) -> dict:
+    """Return the seconds of this process's first steps of a workload, each of which is read."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    chosen = SYSTEMS[system]()
+    step = Workloads.builders[name](chosen.device, chosen.way)
+    chosen.finish()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step().item()
+    return {"seconds": time.perf_counter() - start}
+
+
+def print_first_steps(names: Sequence[str], steps: int, rounds: int, threads: int) -> None:
+    """Print the first steps' seconds on eager PyTorch and on ltc, whose processes take turns."""
+    from ltc.native import core_build
+
+    kept = core_build.kept_in()
+    core = {} if kept is None else {"LTC_NATIVE_DIR": str(kept.folder)}
+    print(f"{'':18s} {'eager s':>8s} {'ltc s':>8s} {'eager / ltc':>12s}")
+    for name in names:
+        found: dict[str, list[float]] = {"eager": [], "ltc": []}
+        for _, (system, seconds) in itertools.product(range(rounds), found.items()):
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                __file__,
+                "--worker",
+                name,
+                "--system",
+                system,
+            ]
+            command += ["--steps", str(steps), "--threads", str(threads)]
+            with tempfile.TemporaryDirectory() as folder:
+                environment = os.environ | core | {"LTC_CACHE_DIR": folder}
+                done = subprocess.run(
+                    command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+                )
+            seconds.append(json.loads(done.stdout.splitlines()[-1])["seconds"])
+        eager, ours = map(statistics.median, found.values())
+        print(f"{name:18s} {eager:8.2f} {ours:8.2f} {eager / ours:12.2f}", flush=True)
+
+
 def medians(name: str, rounds: int, threads: int) -> tuple[float, int, float, int]:
     """(seconds, kernels compiled) of the first process and of the second one."""
     pairs = [pair(name, threads) for _ in range(rounds)]
@@ -130,9 +180,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
     parser.add_argument("--threads", type=int, default=2, help="number of threads")
     parser.add_argument("--layers", type=int, help="number of layers, then ten times as many")
+    parser.add_argument("--steps", type=int, help="number of first steps, beside eager PyTorch")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--system", default="ltc", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
+    sizes = arguments.steps, arguments.rounds, arguments.threads
+    if arguments.worker and arguments.steps:
+        steps, _, threads = sizes
+        print(json.dumps(first_steps(arguments.worker, arguments.system, steps, threads)))
+    elif arguments.steps:
+        print_first_steps(arguments.names or Workloads.cases, *sizes)
+    elif arguments.worker:
         print(json.dumps(first_step(arguments.worker, arguments.threads)))
     elif arguments.layers:
         kinds = arguments.names or list(GROWING)

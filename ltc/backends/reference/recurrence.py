@@ -6,7 +6,7 @@ States are rounded after every step; what is between is computed in float32 or f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +14,22 @@ import torch
 from ltc.ir.node import Node
 
 Tensors = tuple[torch.Tensor, ...]
-# (first row, count of rows) of a step, and the states of these rows -> states after it, what is kept
-Step = Callable[[slice, list[torch.Tensor]], tuple[Tensors, Tensors]]
+# Number of a step, and the states of its rows -> states after it, what is kept
+Step = Callable[[int, list[torch.Tensor]], tuple[Tensors, Tensors]]
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _rows(sizes: Sequence[int], reverse: bool) -> list[slice]:
-    """The rows of each step, in the order in which steps are computed."""
-    first, made = 0, []
-    for size in sizes:
-        made.append(slice(first, first + size))
-        first += size
-    return made[::-1] if reverse else made
+def _by_step(x: torch.Tensor, sizes: Sequence[int]) -> Tensors:
+    """The rows of each step."""
+    parts: Tensors = x.split(list(sizes))
+    return parts
+
+
+def _first(state: torch.Tensor, rows: int) -> torch.Tensor:
+    return state if len(state) == rows else state[:rows]
 
 
 def _replaced(state: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -36,18 +37,22 @@ def _replaced(state: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new if len(new) == len(state) else torch.cat([new, state[len(new) :]])
 
 
-def _scan(rows: Iterable[slice], backward: bool, states: Tensors, step: Step) -> list[torch.Tensor]:
+def _scan(
+    sizes: Sequence[int], last_first: bool, states: Tensors, step: Step
+) -> list[torch.Tensor]:
     """Return what the steps keep, in the order of time, then the last states.
 
     Args:
-        backward: True if the steps come last one first.
+        sizes: The number of each step's rows.
+        last_first: True if the steps are made in the opposite order.
     """
     kept, now = [], list(states)
-    for one in rows:
-        new, made = step(one, [state[: one.stop - one.start] for state in now])
+    numbers = range(len(sizes))
+    for number in reversed(numbers) if last_first else numbers:
+        new, made = step(number, [_first(state, sizes[number]) for state in now])
         now = [_replaced(state, x) for state, x in zip(now, new)]
         kept.append(made)
-    if backward:
+    if last_first:
         kept.reverse()
     return [*[torch.cat(parts) for parts in zip(*kept)], *now]
 
@@ -61,18 +66,21 @@ def lstm(
     reverse: bool,
 ) -> Tensors:
     """Outputs, last hidden and cell state, gates, cell states.  Source: torch.nn.LSTM."""
-    dtype, w, x = pre.dtype, _wide(weight), _wide(pre)
+    dtype, size, w = pre.dtype, hidden.shape[1], _wide(weight).T
+    x = _by_step(_wide(pre), sizes)
 
-    def step(rows: slice, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+    def step(number: int, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
         h, c = states
-        i, f, g, o = (x[rows] + h @ w.T).chunk(4, 1)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        c = f * c + i * g
+        sums = torch.addmm(x[number], h, w)
+        opened, g = sums.sigmoid(), sums[:, 2 * size : 3 * size].tanh()
+        i, f, _, o = opened.chunk(4, 1)
+        c = torch.addcmul(f * c, i, g)
         h = _wide((o * c.tanh()).to(dtype))
-        return (h, c), (h, torch.cat([i, f, g, o], 1), c)
+        return (h, c), (h, opened, g, c)
 
-    made = _scan(_rows(sizes, reverse), reverse, (_wide(hidden), _wide(cell)), step)
-    outputs, gates, cells, h, c = (one.to(dtype) for one in made)
+    made = _scan(sizes, reverse, (_wide(hidden), _wide(cell)), step)
+    outputs, opened, g, cells, h, c = (one.to(dtype) for one in made)
+    gates = torch.cat([opened[:, : 2 * size], g, opened[:, 3 * size :]], 1)
     return outputs, h, c, gates, cells
 
 
@@ -85,19 +93,22 @@ def gru(
     reverse: bool,
 ) -> Tensors:
     """Outputs, last hidden state, gates.  Source: torch.nn.GRU."""
-    dtype, w, x, b = pre.dtype, _wide(weight), _wide(pre), _wide(bias)
+    dtype, size, w, b = pre.dtype, hidden.shape[1], _wide(weight).T, _wide(bias)
+    x = _by_step(_wide(pre), sizes)
 
-    def step(rows: slice, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+    def step(number: int, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
         (h,) = states
-        (xr, xz, xn), (hr, hz, hn) = x[rows].chunk(3, 1), (h @ w.T).chunk(3, 1)
-        r, z, hn = (xr + hr).sigmoid(), (xz + hz).sigmoid(), hn + b
-        n = (xn + r * hn).tanh()
-        h = _wide((n + z * (h - n)).to(dtype))
-        return (h,), (h, torch.cat([r, z, n, hn], 1))
+        now, of_hidden = x[number], h @ w
+        opened = (now[:, : 2 * size] + of_hidden[:, : 2 * size]).sigmoid()
+        r, z = opened.chunk(2, 1)
+        hn = of_hidden[:, 2 * size :] + b
+        n = torch.addcmul(now[:, 2 * size :], r, hn).tanh()
+        h = _wide(torch.addcmul(n, z, h - n).to(dtype))
+        return (h,), (h, opened, n, hn)
 
-    made = _scan(_rows(sizes, reverse), reverse, (_wide(hidden),), step)
-    outputs, gates, h = (one.to(dtype) for one in made)
-    return outputs, h, gates
+    made = _scan(sizes, reverse, (_wide(hidden),), step)
+    outputs, *gates, h = (one.to(dtype) for one in made)
+    return outputs, h, torch.cat(gates, 1)
 
 
 def elman(
@@ -109,13 +120,13 @@ def elman(
     reverse: bool,
 ) -> Tensors:
     """Outputs and last hidden state; the function is "tanh" or "relu".  Source: torch.nn.RNN."""
-    dtype, w, x = pre.dtype, _wide(weight), _wide(pre)
+    dtype, w, x = pre.dtype, _wide(weight).T, _by_step(_wide(pre), sizes)
 
-    def step(rows: slice, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        h = _wide(getattr(torch, function)(x[rows] + states[0] @ w.T).to(dtype))
+    def step(number: int, states: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        h = _wide(getattr(torch, function)(torch.addmm(x[number], states[0], w)).to(dtype))
         return (h,), (h,)
 
-    outputs, h = _scan(_rows(sizes, reverse), reverse, (_wide(hidden),), step)
+    outputs, h = _scan(sizes, reverse, (_wide(hidden),), step)
     return outputs.to(dtype), h.to(dtype)
 
 
@@ -126,11 +137,12 @@ def states_before(
     states: torch.Tensor, first: torch.Tensor, sizes: Sequence[int], reverse: bool
 ) -> torch.Tensor:
     """The state that each row of each step began with."""
+    after = _by_step(states, sizes)
 
-    def step(rows: slice, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        return (states[rows],), (now[0],)
+    def step(number: int, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        return (after[number],), (now[0],)
 
-    return _scan(_rows(sizes, reverse), reverse, (first,), step)[0]
+    return _scan(sizes, reverse, (first,), step)[0]
 
 
 def lstm_gradient(
@@ -148,19 +160,19 @@ def lstm_gradient(
 ) -> Tensors:
     """Gradients of `pre` and of the hidden state, hidden states before, the cell state's."""
     dtype, w = gradient.dtype, _wide(weight)
-    before = _wide(states_before(cells, cell, sizes, reverse))
-    of_outputs, all_gates, all_cells = map(_wide, (gradient, gates, cells))
+    before, u = _wide(states_before(cells, cell, sizes, reverse)), _wide(cells).tanh()
+    i, f, g, o = _wide(gates).chunk(4, 1)
+    slopes = torch.cat([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), u * o * (1 - o)], 1)
+    parts = _wide(gradient), o * (1 - u * u), slopes, f
+    of_outputs, of_cells, of_gates, kept = (_by_step(part, sizes) for part in parts)
 
-    def step(rows: slice, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        i, f, g, o = all_gates[rows].chunk(4, 1)
-        dh, u = now[0] + of_outputs[rows], all_cells[rows].tanh()
-        dc = now[1] + dh * o * (1 - u * u)
-        made = [dc * g * i * (1 - i), dc * before[rows] * f * (1 - f), dc * i * (1 - g * g)]
-        through = torch.cat([*made, dh * u * o * (1 - o)], 1)
-        return (through @ w, dc * f), (through,)
+    def step(number: int, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        dh = now[0] + of_outputs[number]
+        dc = torch.addcmul(now[1], dh, of_cells[number])
+        through = torch.cat([dc, dc, dc, dh], 1) * of_gates[number]
+        return (through @ w, dc * kept[number]), (through,)
 
-    backwards = _rows(sizes, reverse)[::-1]
-    pre, dh, dc = _scan(backwards, not reverse, (_wide(last), _wide(last_cell)), step)
+    pre, dh, dc = _scan(sizes, not reverse, (_wide(last), _wide(last_cell)), step)
     previous = states_before(outputs, hidden, sizes, reverse)
     return pre.to(dtype), dh.to(dtype), previous, dc.to(dtype)
 
@@ -178,18 +190,19 @@ def gru_gradient(
     """Gradients of `pre` and of the hidden state, hidden states before, that of weight @ state."""
     dtype, w = gradient.dtype, _wide(weight)
     previous = states_before(outputs, hidden, sizes, reverse)
-    of_outputs, all_gates, before = map(_wide, (gradient, gates, previous))
+    r, z, n, hn = _wide(gates).chunk(4, 1)
+    of_n, of_z = (1 - z) * (1 - n * n), (_wide(previous) - n) * z * (1 - z)
+    of_r = of_n * hn * r * (1 - r)
+    parts = _wide(gradient), torch.cat([of_r, of_z, of_n * r], 1), z
+    of_outputs, slopes, kept = (_by_step(part, sizes) for part in parts)
 
-    def step(rows: slice, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        r, z, n, hn = all_gates[rows].chunk(4, 1)
-        dh = now[0] + of_outputs[rows]
-        dn, dz = dh * (1 - z) * (1 - n * n), dh * (before[rows] - n) * z * (1 - z)
-        dr = dn * hn * r * (1 - r)
-        through = torch.cat([dr, dz, dn * r], 1)
-        return (dh * z + through @ w,), (torch.cat([dr, dz, dn], 1), through)
+    def step(number: int, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        dh = now[0] + of_outputs[number]
+        through = dh.repeat(1, 3) * slopes[number]
+        return (torch.addmm(dh * kept[number], through, w),), (dh, through)
 
-    backwards = _rows(sizes, reverse)[::-1]
-    pre, through, dh = _scan(backwards, not reverse, (_wide(last),), step)
+    of_states, through, dh = _scan(sizes, not reverse, (_wide(last),), step)
+    pre = of_states.repeat(1, 3) * torch.cat([of_r, of_z, of_n], 1)
     return pre.to(dtype), dh.to(dtype), previous, through.to(dtype)
 
 
@@ -205,14 +218,14 @@ def elman_gradient(
 ) -> Tensors:
     """Gradients of `pre` and of the hidden state, hidden states before."""
     dtype, w = gradient.dtype, _wide(weight)
-    of_outputs, y = _wide(gradient), _wide(outputs)
-    slope = 1 - y * y if function == "tanh" else (~(y <= 0)).to(y.dtype)
+    y, of_outputs = _wide(outputs), _by_step(_wide(gradient), sizes)
+    slopes = _by_step(1 - y * y if function == "tanh" else (~(y <= 0)).to(y.dtype), sizes)
 
-    def step(rows: slice, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-        through = (now[0] + of_outputs[rows]) * slope[rows]
+    def step(number: int, now: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        through = (now[0] + of_outputs[number]) * slopes[number]
         return (through @ w,), (through,)
 
-    pre, dh = _scan(_rows(sizes, reverse)[::-1], not reverse, (_wide(last),), step)
+    pre, dh = _scan(sizes, not reverse, (_wide(last),), step)
     return pre.to(dtype), dh.to(dtype), states_before(outputs, hidden, sizes, reverse)
 
 
