@@ -32,11 +32,8 @@ from ltc.support.torch_private import (
 )
 from ltc.tracebacks import entrance
 
-# nn.LSTMCell and nn.GRUCell: what torch's fused kernels compute, written with other overloads.
-# For an outside device torch takes `lstm_cell` and `gru_cell` apart into products and a fused
-# kernel. That has no tangents, nor has ONNX or the CPU, where a trace may be loaded, such a
-# kernel. So in forward mode and while torch.jit traces the cells are written with other
-# overloads, as on the CPU.
+# What torch's fused kernels of cells compute, written with other overloads: it calls them where it takes
+# a layer apart for an outside device.
 
 
 def fused_lstm_cell(
@@ -114,24 +111,39 @@ def fused_gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_
     return grad_input, grad_hidden, grad_hy * z, *biases
 
 
-def _lstm_cell(x: Any, hx: Sequence[Any], of_x: Any, of_hidden: Any, *biases: Any):
+# nn.LSTMCell and nn.GRUCell. For an outside device torch would take them apart into products and a fused
+# kernel, which has no tangents; nor has ONNX, or the CPU, where a trace may be loaded, such a kernel. So
+# they are written with other overloads, as on the CPU: the core runs each, and their gradients.
+
+
+def _lstm_cell(
+    x: torch.Tensor, hx: Sequence[torch.Tensor], of_x: Any, of_hidden: Any, *biases: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     hidden, cell = hx
-    gates = F.linear(x, of_x), F.linear(hidden, of_hidden)
-    return fused_lstm_cell(*gates, cell, *biases)[:2]
+    of_input, bias = biases or (None, None)
+    gates = F.linear(x, of_x, of_input) + F.linear(hidden, of_hidden, bias)
+    i, f, g, o = gates.chunk(4, 1)
+    cell = torch.addcmul(f.sigmoid() * cell, i.sigmoid(), g.tanh())
+    return o.sigmoid() * cell.tanh(), cell
 
 
-def _gru_cell(x: Any, hidden: Any, of_x: Any, of_hidden: Any, *biases: Any):
-    return fused_gru_cell(F.linear(x, of_x), F.linear(hidden, of_hidden), hidden, *biases)[0]
+def _gru_cell(
+    x: torch.Tensor, hidden: torch.Tensor, of_x: Any, of_hidden: Any, *biases: Any
+) -> torch.Tensor:
+    of_input, bias = biases or (None, None)
+    input_r, input_z, input_n = F.linear(x, of_x, of_input).chunk(3, 1)
+    hidden_r, hidden_z, hidden_n = F.linear(hidden, of_hidden, bias).chunk(3, 1)
+    r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
+    n = torch.addcmul(input_n, r, hidden_n).tanh()
+    return torch.addcmul(n, z, hidden - n)
 
 
-def _fused_unless_followed(overload: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The formula in forward mode and in a trace, else what torch does."""
+def _in_calls(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The formula, whose calls no mode of the user's sees."""
 
     def kernel(*operands: Any):
-        if is_forward_mode() or torch.jit.is_tracing():
-            with plain_functions():
-                return formula(*operands)
-        return kernel_of_key(overload)(DispatchKey.CompositeImplicitAutograd, *operands)
+        with plain_functions():
+            return formula(*operands)
 
     return entrance(kernel)
 
@@ -147,7 +159,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 def install_cells(library: torch.library.Library) -> None:
     """Put the cells in the place of torch's own formulas for this device."""
     for name, formula in (("lstm_cell", _lstm_cell), ("gru_cell", _gru_cell)):
-        kernel = _fused_unless_followed(getattr(aten, name).default, formula)
+        kernel = _in_calls(formula)
         for key in (KERNEL_KEY, "AutogradPrivateUse1"):
             library.impl(name, kernel, key)
 
