@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ltc.backends.reference import recurrence as formulas
 from ltc.device.ops.recurrence_overloads import RECORDED, all_sizes
 from ltc.ir.infer import GATES
-from ltc.native.core import KERNEL_KEY
+from ltc.native.core import CORE, KERNEL_KEY
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     DispatchKey,
@@ -113,13 +113,26 @@ def fused_gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_
 
 # nn.LSTMCell and nn.GRUCell. For an outside device torch would take them apart into products and a fused
 # kernel, which has no tangents; nor has ONNX, or the CPU, where a trace may be loaded, such a kernel. So
-# they are written with other overloads, as on the CPU: the core runs each, and their gradients.
+# they are written with other overloads, as on the CPU: cells.cpp has the same.
+
+
+def _check_sizes(x: torch.Tensor, hidden: torch.Tensor, of_x: Any, of_hidden: Any) -> None:
+    """Raise RuntimeError, with torch's words, where an operand is not of the cell's size."""
+    for name, operand, weight, separator in (
+        ("input has inconsistent input_size", x, of_x, ""),
+        ("hidden0 has inconsistent hidden_size", hidden, of_hidden, ","),
+    ):
+        if operand.shape[1] != weight.shape[1]:
+            raise RuntimeError(
+                f"{name}: got {operand.shape[1]}{separator} expected {weight.shape[1]}"
+            )
 
 
 def _lstm_cell(
     x: torch.Tensor, hx: Sequence[torch.Tensor], of_x: Any, of_hidden: Any, *biases: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     hidden, cell = hx
+    _check_sizes(x, hidden, of_x, of_hidden)
     of_input, bias = biases or (None, None)
     gates = F.linear(x, of_x, of_input) + F.linear(hidden, of_hidden, bias)
     i, f, g, o = gates.chunk(4, 1)
@@ -130,6 +143,7 @@ def _lstm_cell(
 def _gru_cell(
     x: torch.Tensor, hidden: torch.Tensor, of_x: Any, of_hidden: Any, *biases: Any
 ) -> torch.Tensor:
+    _check_sizes(x, hidden, of_x, of_hidden)
     of_input, bias = biases or (None, None)
     input_r, input_z, input_n = F.linear(x, of_x, of_input).chunk(3, 1)
     hidden_r, hidden_z, hidden_n = F.linear(hidden, of_hidden, bias).chunk(3, 1)
@@ -157,10 +171,12 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def install_cells(library: torch.library.Library) -> None:
-    """Put the cells in the place of torch's own formulas for this device."""
+    """Put the cells in the place of torch's own formulas for this device; the core has them in C++."""
+    if CORE is not None:
+        return
     for name, formula in (("lstm_cell", _lstm_cell), ("gru_cell", _gru_cell)):
         kernel = _in_calls(formula)
-        for key in (KERNEL_KEY, "AutogradPrivateUse1"):
+        for key in (KERNEL_KEY, f"Autograd{KERNEL_KEY}"):
             library.impl(name, kernel, key)
 
 

@@ -166,6 +166,7 @@ int64_t ltc_register() {
   register_linear(autograd, library(torch::Library::IMPL, "aten", DispatchKey::CPU));
   register_attention(autograd);
   register_reshape(autograd, aten);
+  register_cells(autograd, aten);
   return count;
 }
 
