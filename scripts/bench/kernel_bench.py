@@ -87,17 +87,40 @@ OTHER_PRODUCTS = [
     ((), 4, 1024, 1024, "NT"), ((32,), 128, 64, 128, "NT"),
 ]  # fmt: skip
 
-# Images, channels, outputs, extent, kernel, stride, padding, groups.
+CONVOLUTION = "convolution"  # all of their names begin so
+KINDS = ("forward", "input gradient", "weight gradient")
+# Images, channels, outputs, extents, kernel, stride, padding, dilation, groups.
 CONVOLUTIONS = {
-    "conv1": (64, 1, 32, 28, 3, 1, 0, 1),
-    "conv2": (64, 32, 64, 26, 3, 1, 0, 1),
-    "cifar64": (32, 64, 64, 32, 3, 1, 1, 1),
-    "cifar128": (32, 128, 128, 16, 3, 1, 1, 1),
-    "stem": (8, 3, 64, 64, 7, 2, 3, 1),
-    "halving": (32, 64, 128, 32, 3, 2, 1, 1),
-    "shortcut": (32, 64, 128, 32, 1, 2, 0, 1),
-    "deep": (32, 512, 512, 4, 3, 1, 1, 1),
-    "depthwise": (16, 64, 64, 32, 3, 1, 1, 64),
+    "conv1": (64, 1, 32, (28, 28), 3, 1, 0, 1, 1),
+    "conv2": (64, 32, 64, (26, 26), 3, 1, 0, 1, 1),
+    "lenet": (64, 6, 16, (14, 14), 5, 1, 0, 1, 1),
+    "cifar3": (32, 3, 64, (32, 32), 3, 1, 1, 1, 1),
+    "cifar64": (32, 64, 64, (32, 32), 3, 1, 1, 1, 1),
+    "cifar128": (32, 128, 128, (16, 16), 3, 1, 1, 1, 1),
+    "deep": (32, 512, 512, (4, 4), 3, 1, 1, 1, 1),
+    "halving": (32, 64, 128, (32, 32), 3, 2, 1, 1, 1),
+    "shortcut": (32, 64, 128, (32, 32), 1, 2, 0, 1, 1),
+    "stem": (8, 3, 64, (64, 64), 7, 2, 3, 1, 1),
+    "stem224": (2, 3, 64, (224, 224), 7, 2, 3, 1, 1),
+    "patches": (4, 3, 192, (224, 224), 16, 16, 0, 1, 1),
+    "resnet56": (4, 64, 64, (56, 56), 3, 1, 1, 1, 1),
+    "resnet28": (4, 128, 128, (28, 28), 3, 1, 1, 1, 1),
+    "resnet14": (4, 256, 256, (14, 14), 3, 1, 1, 1, 1),
+    "resnet7": (8, 512, 512, (7, 7), 3, 1, 1, 1, 1),
+    "halving28": (4, 128, 256, (28, 28), 3, 2, 1, 1, 1),
+    "shortcut56": (4, 256, 512, (56, 56), 1, 2, 0, 1, 1),
+    "narrowing56": (4, 256, 64, (56, 56), 1, 1, 0, 1, 1),
+    "widening14": (8, 256, 1024, (14, 14), 1, 1, 0, 1, 1),
+    "narrowing7": (8, 2048, 512, (7, 7), 1, 1, 0, 1, 1),
+    "grouped56": (4, 128, 128, (56, 56), 3, 1, 1, 1, 32),
+    "grouped14": (8, 256, 256, (14, 14), 3, 1, 1, 1, 8),
+    "depthwise": (16, 64, 64, (32, 32), 3, 1, 1, 1, 64),
+    "depthwise56": (4, 144, 144, (56, 56), 3, 2, 1, 1, 144),
+    "depthwise5": (8, 240, 240, (28, 28), 5, 1, 2, 1, 240),
+    "dilated": (4, 128, 128, (28, 28), 3, 1, 2, 2, 1),
+    "mask": (4, 64, 3, (64, 64), 3, 1, 1, 1, 1),
+    "sound": (16, 64, 128, (400,), 9, 1, 4, 1, 1),
+    "volume": (2, 32, 64, (16, 16, 16), 3, 1, 1, 1, 1),
 }
 
 
@@ -107,12 +130,14 @@ class Case:
 
     Attributes:
         element_bytes: Bytes of the numbers that a product computes with; 0 for other cases.
+        is_convolution: True if it counts among the convolutions of the summary.
     """
 
     name: str
     flops: int
     ways: dict[str, Callable[[], object]]
     element_bytes: int = 0
+    is_convolution: bool = False
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -259,26 +284,32 @@ def products(dtype: torch.dtype, shapes, only: str = "", by_model: bool = False)
         yield Case(name + " call" * is_call, kernel.flops, ways, computed_bytes)
 
 
-def convolutions() -> Iterator[Case]:
+def convolutions(only: str = "") -> Iterator[Case]:
     for name, shape in CONVOLUTIONS.items():
-        images, channels, outputs, extent, kernel, stride, padding, groups = shape
-        x = torch.randn(images, channels, extent, extent)
-        weight = torch.randn(outputs, channels // groups, kernel, kernel)
-        window = ((stride,) * 2, (padding,) * 2, (1, 1))
-        rest = (None, *window, False, [0, 0], groups)
+        if not any(only in f"{CONVOLUTION} {name} {kind}" for kind in KINDS):
+            continue
+        images, channels, outputs, extents, kernel, stride, padding, dilation, groups = shape
+        rank = len(extents)
+        x = torch.randn(images, channels, *extents)
+        weight = torch.randn(outputs, channels // groups, *(kernel,) * rank)
+        window = ((stride,) * rank, (padding,) * rank, (dilation,) * rank)
+        rest = (None, *window, False, [0] * rank, groups)
         gradient = torch.randn_like(torch.ops.aten.convolution(x, weight, *rest))
         geometry = Geometry(
             tuple(x.shape), tuple(weight.shape), tuple(gradient.shape), *window, groups
         )
-        plain = (gradient, x, weight)
-        nhwc = tuple(t.to(memory_format=torch.channels_last) for t in plain)
-        made = _made(geometry, gradient, x, weight)
+        layouts = {"torch nchw": (gradient, x, weight)}
+        if rank > 1:
+            last = torch.channels_last if rank == 2 else torch.channels_last_3d
+            layouts["torch nhwc"] = tuple(
+                t.to(memory_format=last) for t in (gradient, x, weight)
+            )
         flops = 2 * gradient.numel() * weight[0].numel()
-        for kind, ours in made.items():
+        for kind, ours in _made(geometry, gradient, x, weight).items():
             ways = {"ltc": ours}
-            for layout, operands in (("torch nchw", plain), ("torch nhwc", nhwc)):
+            for layout, operands in layouts.items():
                 ways[layout] = functools.partial(_torch_convolution, kind, operands, rest)
-            yield Case(f"{name} {kind}", flops, ways)
+            yield Case(f"{CONVOLUTION} {name} {kind}", flops, ways, is_convolution=True)
 
 
 def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
@@ -325,7 +356,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         yield from products(dtype, OTHER_PRODUCTS, *rest)
     if not arguments.products:
-        yield from convolutions()
+        yield from convolutions(arguments.only)
         yield from poolings()
 
 
@@ -337,6 +368,16 @@ def summary(ratios: list[tuple[float, float]]) -> str:
     return (
         f"\n{len(ratios)} products: {slower} slower than torch's by more than 3 per cent; where torch is "
         f"below 0.8 of the limit ({len(below)}), ltc is faster by {mean:.2f} in the geometric mean"
+    )
+
+
+def summary_of_convolutions(ratios: list[float]) -> str:
+    """Tell of torch's time, in its faster layout, as multiples of ours."""
+    slower = sum(ratio < 0.97 for ratio in ratios)
+    mean = statistics.geometric_mean(ratios)
+    return (
+        f"\n{len(ratios)} convolutions and gradients: {slower} slower than torch's faster layout by more "
+        f"than 3 per cent; ltc is faster by {mean:.2f} in the geometric mean"
     )
 
 
@@ -359,6 +400,7 @@ def arguments_of(description: str) -> argparse.Namespace:
 def main() -> None:
     arguments = arguments_of(__doc__)
     clock, ratios_of_products = CLOCKS[arguments.clock], []
+    ratios_of_convolutions: list[float] = []
     limit = peak(clock)
     print(f"{ISA.name}; one thread's multiply-adds: {limit / 1e9:.0f} GF/s")
     print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
@@ -375,11 +417,15 @@ def main() -> None:
             if case.element_bytes:
                 share = rates["torch"] * 1e9 / (limit * count * 4 / case.element_bytes)
                 ratios_of_products.append((seconds["torch"] / ours, share))
+            if case.is_convolution:
+                ratios_of_convolutions.append(min(seconds.values()) / ours)
             print(
                 f"| {case.name} | {count} | {rates['ltc']:.0f} | {others} | {ratios} |", flush=True
             )
     if ratios_of_products:
         print(summary(ratios_of_products))
+    if ratios_of_convolutions:
+        print(summary_of_convolutions(ratios_of_convolutions))
 
 
 if __name__ == "__main__":
