@@ -301,9 +301,7 @@ def convolutions(only: str = "") -> Iterator[Case]:
         layouts = {"torch nchw": (gradient, x, weight)}
         if rank > 1:
             last = torch.channels_last if rank == 2 else torch.channels_last_3d
-            layouts["torch nhwc"] = tuple(
-                t.to(memory_format=last) for t in (gradient, x, weight)
-            )
+            layouts["torch nhwc"] = tuple(t.to(memory_format=last) for t in (gradient, x, weight))
         flops = 2 * gradient.numel() * weight[0].numel()
         for kind, ours in _made(geometry, gradient, x, weight).items():
             ways = {"ltc": ours}

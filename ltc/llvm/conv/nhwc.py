@@ -393,6 +393,10 @@ class _Tiles:
 
 # --- how many positions and vectors of channels are summed in registers -----------------------
 
+LATENCY = 5  # cycles of a multiply-add: 4 or 5 on processors of the last ten years
+LOAD_CYCLES = (
+    9 / 16
+)  # two loads a cycle, of which one in eight waits for the other's bank of the cache
 WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
 
 
@@ -421,7 +425,7 @@ def tile_shape(
 ) -> TileShape:
     """The shape that computes all images in the fewest cycles.
 
-    Counted at two multiply-adds and two loads a cycle.
+    Counted at two multiply-adds and nearly two loads a cycle.
 
     Args:
         images: Number of images; if it is a symbol, a tile lies in one image.
@@ -477,9 +481,10 @@ def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) ->
 def _step_cycles(positions: int, vectors: int) -> float:
     """Return the cycles of one channel of one tap.
 
-    With eight sums or fewer, each waits for the last one's end.
+    Fewer sums than two for each cycle of a latency wait for their last addition.
     """
-    return max(positions * vectors / 2, (positions + vectors) / 2, 6)
+    products, loads = positions * vectors / 2, (positions + vectors) * LOAD_CYCLES
+    return max(products, loads, LATENCY)
 
 
 def _taps_met(axis: Axis, first: int, last: int) -> int:
