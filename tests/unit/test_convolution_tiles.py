@@ -3,7 +3,7 @@
 import pytest
 
 from ltc.llvm.conv.axes import forward_axes
-from ltc.llvm.conv.nhwc import tile_shape
+from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.emit.isa import AVX2, AVX512
 
 

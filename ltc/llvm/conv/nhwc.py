@@ -10,15 +10,16 @@ Letters: N images; a group has *left* channels, which are summed, and *right* on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
-from ltc.llvm.conv.axes import Axes, Axis, forward_axes, gradient_phases, padded
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
+from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES, FORMS
@@ -35,11 +36,13 @@ from ltc.llvm.emit.vectors import (
 )
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
-from ltc.support.sizes.extent import Extent
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
+# Of a strip whose elements few taps meet: each panel reads it anew, so it stays in half of a level-2
+# cache. More taps hide what comes from the next level.
+NEAR_BYTES, FEW_TAPS = 256 * 1024, 4
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
 
@@ -146,7 +149,7 @@ class _Tiles:
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
         self.images, self.lines = strip_extents(
-            self.axes, sizes.left, size, together, STRIP_PIXELS, STRIP_BYTES
+            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes)
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
@@ -391,107 +394,9 @@ class _Tiles:
         v.store(value, line, channel, mask)
 
 
-# --- how many positions and vectors of channels are summed in registers -----------------------
-
-LATENCY = 5  # cycles of a multiply-add: 4 or 5 on processors of the last ten years
-LOAD_CYCLES = (
-    9 / 16
-)  # two loads a cycle, of which one in eight waits for the other's bank of the cache
-WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
-
-
-@dataclass(frozen=True)
-class TileShape:
-    """Positions and vectors whose sums are in registers together.
-
-    Attributes:
-        images: Number of images of which the tile has one position each; if more than one, all
-        other numbers are one.
-        height, widths: Lines, and the tiles of a line: [(columns, number of such tiles)].
-    """
-
-    vectors: int
-    images: int
-    height: int
-    widths: tuple[tuple[int, int], ...]
-
-    @property
-    def across_images(self) -> bool:
-        return self.images > 1
-
-
-def tile_shape(
-    axes: Axes, right: int, isa: Isa, lanes: int, images: int, together: int
-) -> TileShape:
-    """The shape that computes all images in the fewest cycles.
-
-    Counted at two multiply-adds and nearly two loads a cycle.
-
-    Args:
-        images: Number of images; if it is a symbol, a tile lies in one image.
-        together: The most images of which a strip holds lines.
-    """
-    if isinstance(images, Extent):
-        images = 1
-    choices = [
-        tile
-        for vectors in range(1, 5 if isa.registers > 16 else 3)
-        for tile in _tiles_of(axes, vectors, isa, min(images, together))
-    ]
-    return min(choices, key=lambda tile: _cycles(tile, axes, right, lanes, images))
-
-
-def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileShape]:
-    """Neighbours in one image; and one position of several, which needs only the taps it meets.
-
-    Args:
-        images: The most images in one tile.
-    """
-    _, high, wide = axes
-    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
-    tiles = max(1, -(-wide.count // most))
-    width, wider = divmod(wide.count, tiles)
-    height = 1
-    if tiles == 1 and wide.count:
-        fitting = range(1, min(high.count, most // wide.count) + 1)
-        height = max(h for h in fitting if high.count % h == 0)
-    widths = ((width + 1, wider), (width, tiles - wider))
-    yield TileShape(vectors, 1, height, tuple((w, n) for w, n in widths if w and n))
-    count = 2
-    while count <= min(most, images):
-        yield TileShape(vectors, count, 1, ((1, wide.count),))
-        count *= 2
-
-
-def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
-    _, high, wide = axes
-    panels = -(-right // (tile.vectors * lanes))
-    taps = sum(_taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height))
-    if tile.across_images:
-        across = sum(_taps_met(wide, j, j) for j in range(wide.count))
-        rounds = -(-images // tile.images)
-        steps = WORTH_ITS_CODE * rounds * across * taps * panels
-        return steps * _step_cycles(tile.images, tile.vectors)
-    line = sum(
-        count * _step_cycles(tile.height * width, tile.vectors) for width, count in tile.widths
-    )
-    return images * wide.taps * line * taps * panels
-
-
-def _step_cycles(positions: int, vectors: int) -> float:
-    """Return the cycles of one channel of one tap.
-
-    Fewer sums than two for each cycle of a latency wait for their last addition.
-    """
-    products, loads = positions * vectors / 2, (positions + vectors) * LOAD_CYCLES
-    return max(products, loads, LATENCY)
-
-
-def _taps_met(axis: Axis, first: int, last: int) -> int:
-    """Return how many taps lie inside for any position from `first` to `last`; the axis ascends."""
-    low, high = axis.first + first * axis.stride, axis.first + last * axis.stride
-    taps = range(axis.taps)
-    return sum(high + t * axis.step >= 0 and low + t * axis.step < axis.extent for t in taps)
+def _strip_bytes(axes: Axes) -> int:
+    taps = prod(axis.taps for axis in axes)
+    return STRIP_BYTES if taps >= FEW_TAPS * prod(a.stride for a in axes) else NEAR_BYTES
 
 
 # The gradient [N, *spatial, C] of a convolution's operand of so few channels C that they would

@@ -29,8 +29,8 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
 )
 
-STRIP_PIXELS = 512
-STRIP_BYTES = 1280 * 1024
+STRIP_PIXELS = 256  # so many positions pay for the loading and storing of their sums
+STRIP_BYTES = 256 * 1024  # half of a level-2 cache
 
 
 def channels_last_weight_gradient(
