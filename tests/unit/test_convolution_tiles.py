@@ -1,10 +1,14 @@
-"""The sums that a channels-last convolution keeps in registers together."""
+"""What a channels-last convolution keeps in registers and in the caches together."""
 
 import pytest
+import torch
 
 from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc_tile import tile_shape
+from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
 from ltc.llvm.emit.isa import AVX2, AVX512
+from tests.unit.llvm_kernels import HOST, run_all
 
 
 def tile_of(extent, channels, isa, images=1):
@@ -24,3 +28,34 @@ def test_a_tile_multiplies_more_often_than_it_loads(extent, channels, isa):
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 def test_a_tile_of_small_images_is_of_several(isa):
     assert tile_of(4, 512, isa, images=32).across_images
+
+
+def pointwise(images, channels, outputs, extent, stride):
+    result = (images, outputs, *((extent - 1) // stride + 1,) * 2)
+    weight = (outputs, channels, 1, 1)
+    window = (stride,) * 2, (0, 0), (1, 1)
+    return Geometry((images, channels, extent, extent), weight, result, *window, 1)
+
+
+@pytest.mark.parametrize("images, outputs, together", [(32, 128, 8), (15, 128, 1), (32, 1024, 1)])
+def test_an_operand_is_read_once_for_all_panels_whose_sums_are_small(images, outputs, together):
+    sums = PartialSums(torch.float32, pointwise(images, 64, outputs, 9, 2), AVX2)
+    assert sums.split.together == together
+    assert sums.split.items >= min(images, 16)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_panels_together_add_up_to_the_gradient(stride):
+    geometry = pointwise(21, 24, 50, 9, stride)
+    x, gradient = torch.randn(geometry.operand), torch.randn(geometry.result)
+    exact = torch.ops.aten.convolution_backward(
+        gradient.double(), x.double(), torch.zeros(geometry.weight).double(), None,
+        geometry.stride, (0, 0), (1, 1), False, [0, 0], 1, [False, True, False],
+    )[1]  # fmt: skip
+    sequence = channels_last_weight_gradient("kernel", torch.float32, geometry, HOST)
+    for tasks in (1, 3, 16):
+        result = torch.empty(geometry.weight)
+        operands = {"gradient": gradient, "operand": x}
+        given = {name: t.movedim(1, -1).contiguous() for name, t in operands.items()}
+        run_all(sequence, HOST, tasks=tasks, result=result, **given)
+        assert (result - exact).abs().max() <= 1e-5 * exact.abs().max()
