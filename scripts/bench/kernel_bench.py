@@ -4,8 +4,9 @@
     python scripts/bench/kernel_bench.py --only conv2 --threads 1
     python scripts/bench/kernel_bench.py --only x --products --threads 1 --clock processor
 
-A product is computed as programs do it, which may be a call of torch's kernel: then "call" stands behind
-its name. With --model it is generated, as under deterministic algorithms.
+A product or convolution is computed as programs do it, in the layout that they prefer. It may be a call of
+torch's kernel: then "call" stands behind its name. With --model it is generated, as under deterministic
+algorithms.
 
 The candidates of a case take turns.  Before each turn the process rests: workers of OpenMP go on
 spinning for some milliseconds after their last loop, and would take a processor from the next
@@ -25,22 +26,16 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ltc.ir import ops
+from ltc.ir.node import make
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.conv.nhwc_depthwise import (
-    depthwise_convolution,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
-    is_depthwise,
-)  # fmt: skip
-from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import host_isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
@@ -48,6 +43,8 @@ from ltc.llvm.gemm.blocking import Shape, stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.native.kernel_cache import kernel_name, load
 from ltc.llvm.native.kernel_run import EntryCall, KernelRun
+from ltc.llvm.ops.conv_and_pool import kernels_of
+from ltc.llvm.ops.dispatch import prefers_channels_last
 from ltc.llvm.ops.product_call import called_product
 from ltc.llvm.ops.product_choice import is_call_faster
 from ltc.llvm.pooling.nchw import Pool, max_pool
@@ -284,7 +281,7 @@ def products(dtype: torch.dtype, shapes, only: str = "", by_model: bool = False)
         yield Case(name + " call" * is_call, kernel.flops, ways, computed_bytes)
 
 
-def convolutions(only: str = "") -> Iterator[Case]:
+def convolutions(only: str = "", by_model: bool = False) -> Iterator[Case]:
     for name, shape in CONVOLUTIONS.items():
         if not any(only in f"{CONVOLUTION} {name} {kind}" for kind in KINDS):
             continue
@@ -303,28 +300,60 @@ def convolutions(only: str = "") -> Iterator[Case]:
             last = torch.channels_last if rank == 2 else torch.channels_last_3d
             layouts["torch nhwc"] = tuple(t.to(memory_format=last) for t in (gradient, x, weight))
         flops = 2 * gradient.numel() * weight[0].numel()
-        for kind, ours in _made(geometry, gradient, x, weight).items():
+        for kind, (ours, is_call) in _made(geometry, gradient, x, weight, by_model).items():
             ways = {"ltc": ours}
             for layout, operands in layouts.items():
                 ways[layout] = functools.partial(_torch_convolution, kind, operands, rest)
-            yield Case(f"{CONVOLUTION} {name} {kind}", flops, ways, is_convolution=True)
+            full = f"{CONVOLUTION} {name} {kind}{' call' * is_call}"
+            yield Case(full, flops, ways, is_convolution=True)
 
 
-def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
-    """The kernels that programs have, on memory with channels last."""
-    makers = (channels_last_convolution, channels_last_input_gradient,
-              channels_last_weight_gradient)  # fmt: skip
-    if is_depthwise(geometry):
-        makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
-    forward, backward, of_weight = (make("kernel", torch.float32, geometry, ISA) for make in makers)
-    g, x = (t.movedim(1, -1).contiguous() for t in (gradient, x))
-    return {
-        "forward": program(forward, operand=x, weight=weight, result=torch.empty_like(g)),
-        "input gradient": program(backward, gradient=g, weight=weight, result=torch.empty_like(x)),
-        "weight gradient": program(
-            of_weight, gradient=g, operand=x, result=torch.empty_like(weight)
-        ),
-    }
+def _made(
+    geometry: Geometry,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    by_model: bool,
+) -> dict[str, tuple[Trial, bool]]:
+    """For each kind, the kernels that programs have in the layout that they prefer; which are calls."""
+    window = {
+        "stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation,
+        "groups": geometry.groups,
+    }  # fmt: skip
+    made = {}
+    for kind, (op, operands, result) in zip(KINDS, (
+        (ops.CONVOLUTION, (x, weight), gradient),
+        (ops.CONVOLUTION_INPUT_GRADIENT, (gradient, weight), x),
+        (ops.CONVOLUTION_WEIGHT_GRADIENT, (gradient, x), weight),
+    )):  # fmt: skip
+        for is_last in (True, False):
+            given = [_in_layout(t, t is not weight and is_last) for t in operands]
+            out = torch.empty_like(_in_layout(result, result is not weight and is_last))
+            inputs = [
+                make(ops.INPUT, index=i, dtype=torch.float32, shape=tuple(t.shape))
+                for i, t in enumerate(given)
+            ]
+            attributes = {"channels_last": True} if is_last else {}
+            if op is not ops.CONVOLUTION:
+                attributes["shape"] = tuple(out.shape)
+            node = make(op, *inputs, **window, **attributes)
+            if is_last and prefers_channels_last(node):
+                break
+        kernels = kernels_of(node, ISA, may_measure=not by_model)
+        buffers = {f"read{i}": given[inputs.index(n)] for i, n in enumerate(kernels.reads)}
+        called = tuple(
+            replace(k, arguments=names) for k, names in zip(kernels.kernels, kernels.pointers)
+        )
+        is_call = any(k.is_call for k in called)
+        made[kind] = (
+            program(KernelSequence(called, kernels.scratch), result0=out, **buffers),
+            is_call,
+        )
+    return made
+
+
+def _in_layout(x: torch.Tensor, is_last: bool) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous() if is_last else x
 
 
 def _torch_convolution(kind: str, operands, rest) -> None:
@@ -354,7 +383,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         yield from products(dtype, OTHER_PRODUCTS, *rest)
     if not arguments.products:
-        yield from convolutions(arguments.only)
+        yield from convolutions(*rest)
         yield from poolings()
 
 

@@ -19,6 +19,7 @@ from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
+from ltc.llvm.conv.nhwc_pointwise import forward_shape, input_gradient_shape
 from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
@@ -34,7 +35,7 @@ from ltc.llvm.emit.vectors import (
     shuffled,
     tasks_for,
 )
-from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.gemm.blocking import Shape
 from ltc.llvm.gemm.kernel import matmul
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
@@ -60,7 +61,8 @@ def channels_last_convolution(
         epilogue: Its row is the position, its column the output channel.
     """
     if geometry.is_pointwise:
-        return _pointwise(name, dtype, geometry, isa, epilogue, operands)
+        shape = forward_shape(geometry)
+        return _product(name, dtype, shape, isa, epilogue, operands, "operand")
     axes = forward_axes(*geometry.window)
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
     sizes = Sizes(geometry.operand[0], groups, geometry.weight[1], outputs)
@@ -78,7 +80,8 @@ def channels_last_input_gradient(
     """
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
     if geometry.is_pointwise:
-        return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
+        shape = input_gradient_shape(geometry)
+        return _product(name, dtype, shape, isa, epilogue, operands, "gradient")
     sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
     extents = padded(geometry.weight[2:], 1)
     v = Vectors(Builder(), isa, dtype)
@@ -92,29 +95,12 @@ def channels_last_input_gradient(
     return KernelSequence(kernels, {})
 
 
-def _pointwise(name, dtype, geometry: Geometry, isa, epilogue, operands) -> KernelSequence:
-    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+def _product(name, dtype, shape: Shape, isa, epilogue, operands, operand: str) -> KernelSequence:
     kernel = matmul(
-        name, dtype, (), (rows, outputs, channels), stored_plain(rows, channels),
-        stored_transposed(channels, outputs), stored_plain(rows, outputs), isa, epilogue, operands,
+        name, dtype, (), (shape.m, shape.n, shape.k), shape.left, shape.right, shape.result, isa,
+        epilogue, operands,
     )  # fmt: skip
-    return KernelSequence((kernel.called("operand", "weight"),), {})
-
-
-def _pointwise_gradient(name, dtype, geometry: Geometry, isa, epilogue, operands):
-    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
-    kernel = matmul(
-        name, dtype, (), (rows, channels, outputs), stored_plain(rows, outputs),
-        stored_plain(outputs, channels), stored_plain(rows, channels), isa, epilogue, operands,
-    )  # fmt: skip
-    return KernelSequence((kernel.called("gradient", "weight"),), {})
-
-
-def _rows(geometry: Geometry) -> int:
-    total = geometry.operand[0]
-    for extent in geometry.operand[2:]:
-        total *= extent
-    return total
+    return KernelSequence((kernel.called(operand, "weight"),), {})
 
 
 @dataclass(frozen=True)
