@@ -3,11 +3,15 @@
 import pytest
 import torch
 
+from ltc.ir import ops
+from ltc.ir.node import make
 from ltc.llvm.conv.axes import forward_axes
 from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.conv.nhwc import channels_last_input_gradient
 from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
 from ltc.llvm.emit.isa import AVX2, AVX512
+from ltc.llvm.ops.dispatch import prefers_channels_last
 from tests.unit.llvm_kernels import HOST, run_all
 
 
@@ -59,3 +63,37 @@ def test_panels_together_add_up_to_the_gradient(stride):
         given = {name: t.movedim(1, -1).contiguous() for name, t in operands.items()}
         run_all(sequence, HOST, tasks=tasks, result=result, **given)
         assert (result - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kernel, stride", [((5, 5), 1), ((5, 5), 2), ((3, 3, 3), 1), ((11,), 1)])
+@pytest.mark.parametrize("channels", [16, 20, 9])
+def test_weights_of_many_taps_are_packed_for_an_input_gradient(kernel, stride, channels):
+    rank, outputs = len(kernel), 12
+    spatial = tuple(11 + k for k in kernel)
+    result = tuple((extent - k) // stride + 1 for extent, k in zip(spatial, kernel))
+    window = (stride,) * rank, (0,) * rank, (1,) * rank
+    shapes = (2, channels, *spatial), (outputs, channels, *kernel), (2, outputs, *result)
+    x, weight, gradient = map(torch.randn, shapes)
+    exact = torch.ops.aten.convolution_backward(
+        gradient.double(), x.double(), weight.double(), None, *window, False, [0] * rank, 1,
+        [True, False, False],
+    )[0].movedim(1, -1)  # fmt: skip
+    sequence = channels_last_input_gradient(
+        "kernel", torch.float32, Geometry(*shapes, *window, 1), HOST
+    )
+    found = torch.empty(exact.shape)
+    last = gradient.movedim(1, -1).contiguous()
+    run_all(sequence, HOST, weight=weight, gradient=last, result=found)
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    "channels, outputs, expected", [(64, 1, False), (64, 6, True), (4, 6, False)]
+)
+def test_few_outputs_of_many_channels_are_computed_with_channels_last(channels, outputs, expected):
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(2, 9, 9, channels))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(outputs, channels, 3, 3))
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    node = make(ops.CONVOLUTION, x, weight, channels_last=True, **window)
+    if HOST.lanes(4) >= 8:
+        assert prefers_channels_last(node) == expected

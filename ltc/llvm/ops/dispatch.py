@@ -14,7 +14,7 @@ from ltc.ir.tensor_type import TensorType
 from ltc.llvm.attention.lower import attention_codes, can_attend
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.elementwise import rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.isa import Isa, host_isa
@@ -268,7 +268,17 @@ def prefers_channels_last(node: Node) -> bool:
         enough = each >= (FEWEST_OUTPUTS if groups == 1 else FEW_CHANNELS)
     else:
         enough = each >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
+        enough = enough or (groups == 1 and channels >= FEW_CHANNELS and _fills_lanes(node))
     return (enough or is_depthwise) and can_multiply(node)
+
+
+def _fills_lanes(node: Node) -> bool:
+    """Return True if the channels of a result fill a third of a vector, or more.
+
+    The other layout has the positions of a line in its vectors, but reads all channels for each output.
+    """
+    lanes = isa().lanes(BYTES[FORMS[node.dtype].computed])
+    return 3 * node.shape[-1] >= lanes
 
 
 def takes_strides(node: Node) -> bool:
