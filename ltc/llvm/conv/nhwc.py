@@ -433,22 +433,15 @@ class ChannelTotals(StripSums):
         v, values, mask = self.v, list(values), self.mask(channel)
         rows = range(self.axes[2].taps * self.right)
         ys = [v.load_computed(weights, row * self.packed_row) for row in rows]
-        for element, meetings in self._meetings(len(values) // self.right).items():
+        for element, meetings in self._meetings(
+            len(values) // self.right, self.axes[2].taps
+        ).items():
             x = v.load_computed(here, element, mask)
             for r, t in meetings:
                 for m in range(self.right):
                     at = r * self.right + m
                     values[at] = v.multiply_add(x, ys[t * self.right + m], values[at])
         return values
-
-    def _meetings(self, width: int) -> dict[Index, list[tuple[int, int]]]:
-        """The (position, tap) that meet each element of a line."""
-        found: dict[Index, list[tuple[int, int]]] = {}
-        for r in range(width):
-            for t in range(self.axes[2].taps):
-                element = self.input_tile.place(0, 0, r) + self.input_tile.tap(0, 0, t)
-                found.setdefault(element, []).append((r, t))
-        return dict(sorted(found.items()))
 
     def _store(self, totals: str, width: int, position: Index, column: Index) -> None:
         v, right = self.v, self.right
