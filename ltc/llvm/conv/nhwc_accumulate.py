@@ -24,8 +24,8 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
 )
 
-STRIP_BYTES = 256 * 1024
-STRIP_PIXELS = 512
+STRIP_BYTES = 256 * 1024  # half of a level-2 cache
+STRIP_PIXELS = 256
 
 
 class Strips:
