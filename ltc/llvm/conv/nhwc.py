@@ -10,8 +10,8 @@ Letters: N images; a group has *left* channels, which are summed, and *right* on
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
@@ -44,6 +44,7 @@ STRIP_BYTES = 1280 * 1024
 # Of a strip whose elements few taps meet: each panel reads it anew, so it stays in half of a level-2
 # cache. More taps hide what comes from the next level.
 NEAR_BYTES, FEW_TAPS = 256 * 1024, 4
+STEPS_TOGETHER = 4  # channels of one turn: threads that share a core wait for fewer instructions
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
 
@@ -281,6 +282,8 @@ class _Tiles:
         rows = [self.input_tile.place(*member) for member in self._members(shape)]
         _, high, wide = self.kernel_taps
         sums = sums or [v.zero] * (len(rows) * count)
+        # Blocks of channels are of multiples of 16, but for the last one.
+        together = math.gcd(self.sizes.left, STEPS_TOGETHER)
 
         def step(left: str, right: str, k: Index, values: list[str]) -> list[str]:
             line = v.at(right, k * self.panel, v.element)
@@ -296,7 +299,13 @@ class _Tiles:
             left = v.at(place, self.input_tile.tap(d, h, w) + start, v.element)
             tap = (d * high + h) * wide + w
             right = v.at(self.packer.memory, tap * (self.depth * self.panel), v.element)
-            return b.loop(0, run, 1, v.typed(values), lambda k, j: step(left, right, k, j))
+
+            def steps(k: Index, values: list[str]) -> list[str]:
+                for one in range(together):
+                    values = step(left, right, k + one, values)
+                return values
+
+            return b.loop(0, run, together, v.typed(values), steps)
 
         line = self.first_line + spot[1]
         low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
@@ -381,8 +390,8 @@ class _Tiles:
 
 
 def _strip_bytes(axes: Axes) -> int:
-    taps = prod(axis.taps for axis in axes)
-    return STRIP_BYTES if taps >= FEW_TAPS * prod(a.stride for a in axes) else NEAR_BYTES
+    taps = math.prod(axis.taps for axis in axes)
+    return STRIP_BYTES if taps >= FEW_TAPS * math.prod(a.stride for a in axes) else NEAR_BYTES
 
 
 # The gradient [N, *spatial, C] of a convolution's operand of so few channels C that they would
