@@ -51,7 +51,7 @@ def way_of(kernels: Sequence[GeneratedKernel], buffers: Mapping[str, torch.Tenso
     """Kernels that run in a row, all tasks of each as one.
 
     Args:
-        buffers: What the kernels call their arguments.
+        buffers: The memory of each argument, by the name that the kernels give it.
     """
     loaded = load({kernel_name(kernel.text): kernel.text for kernel in kernels})
     held = [_runner(loaded[kernel_name(k.text)].entry, k, buffers) for k in kernels]

@@ -1,4 +1,4 @@
-"""Which products and convolutions of single positions are calls of PyTorch's product: see kernel_choice."""
+"""Classes and trials of products, and of convolutions of single positions, for kernel_choice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _at_present(shape: Shape) -> Shape:
 
 
 def _class(dtype: torch.dtype, shape: Shape) -> Hashable:
-    """What the ratio depends on: M and K by their magnitude, strides by what they do to caches.
+    """Name the facts that the ratio depends on: magnitudes of M and K, effects of strides on caches.
 
     N and the kernels' way through the operands are part of a product's text.
     """
