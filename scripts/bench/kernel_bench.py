@@ -4,8 +4,9 @@
     python scripts/bench/kernel_bench.py --only conv2 --threads 1
     python scripts/bench/kernel_bench.py --only x --products --threads 1 --clock processor
 
-A product is computed as programs do it, which may be a call of torch's kernel: then "call" stands behind
-its name. With --model it is generated, as under deterministic algorithms.
+A product or convolution is computed as programs do it, in the layout that they prefer. It may be a call of
+torch's kernel: then "call" stands behind its name. With --model it is generated, as under deterministic
+algorithms.
 
 The candidates of a case take turns.  Before each turn the process rests: workers of OpenMP go on
 spinning for some milliseconds after their last loop, and would take a processor from the next
@@ -25,22 +26,16 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ltc.ir import ops
+from ltc.ir.node import make
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.conv.nhwc_depthwise import (
-    depthwise_convolution,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
-    is_depthwise,
-)  # fmt: skip
-from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import host_isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
@@ -48,6 +43,8 @@ from ltc.llvm.gemm.blocking import Shape, stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.native.kernel_cache import kernel_name, load
 from ltc.llvm.native.kernel_run import EntryCall, KernelRun
+from ltc.llvm.ops.conv_and_pool import kernels_of
+from ltc.llvm.ops.dispatch import prefers_channels_last
 from ltc.llvm.ops.product_call import called_product
 from ltc.llvm.ops.product_choice import is_call_faster
 from ltc.llvm.pooling.nchw import Pool, max_pool
@@ -87,17 +84,40 @@ OTHER_PRODUCTS = [
     ((), 4, 1024, 1024, "NT"), ((32,), 128, 64, 128, "NT"),
 ]  # fmt: skip
 
-# Images, channels, outputs, extent, kernel, stride, padding, groups.
+CONVOLUTION = "convolution"  # all of their names begin so
+KINDS = ("forward", "input gradient", "weight gradient")
+# Images, channels, outputs, extents, kernel, stride, padding, dilation, groups.
 CONVOLUTIONS = {
-    "conv1": (64, 1, 32, 28, 3, 1, 0, 1),
-    "conv2": (64, 32, 64, 26, 3, 1, 0, 1),
-    "cifar64": (32, 64, 64, 32, 3, 1, 1, 1),
-    "cifar128": (32, 128, 128, 16, 3, 1, 1, 1),
-    "stem": (8, 3, 64, 64, 7, 2, 3, 1),
-    "halving": (32, 64, 128, 32, 3, 2, 1, 1),
-    "shortcut": (32, 64, 128, 32, 1, 2, 0, 1),
-    "deep": (32, 512, 512, 4, 3, 1, 1, 1),
-    "depthwise": (16, 64, 64, 32, 3, 1, 1, 64),
+    "conv1": (64, 1, 32, (28, 28), 3, 1, 0, 1, 1),
+    "conv2": (64, 32, 64, (26, 26), 3, 1, 0, 1, 1),
+    "lenet": (64, 6, 16, (14, 14), 5, 1, 0, 1, 1),
+    "cifar3": (32, 3, 64, (32, 32), 3, 1, 1, 1, 1),
+    "cifar64": (32, 64, 64, (32, 32), 3, 1, 1, 1, 1),
+    "cifar128": (32, 128, 128, (16, 16), 3, 1, 1, 1, 1),
+    "deep": (32, 512, 512, (4, 4), 3, 1, 1, 1, 1),
+    "halving": (32, 64, 128, (32, 32), 3, 2, 1, 1, 1),
+    "shortcut": (32, 64, 128, (32, 32), 1, 2, 0, 1, 1),
+    "stem": (8, 3, 64, (64, 64), 7, 2, 3, 1, 1),
+    "stem224": (2, 3, 64, (224, 224), 7, 2, 3, 1, 1),
+    "patches": (4, 3, 192, (224, 224), 16, 16, 0, 1, 1),
+    "resnet56": (4, 64, 64, (56, 56), 3, 1, 1, 1, 1),
+    "resnet28": (4, 128, 128, (28, 28), 3, 1, 1, 1, 1),
+    "resnet14": (4, 256, 256, (14, 14), 3, 1, 1, 1, 1),
+    "resnet7": (8, 512, 512, (7, 7), 3, 1, 1, 1, 1),
+    "halving28": (4, 128, 256, (28, 28), 3, 2, 1, 1, 1),
+    "shortcut56": (4, 256, 512, (56, 56), 1, 2, 0, 1, 1),
+    "narrowing56": (4, 256, 64, (56, 56), 1, 1, 0, 1, 1),
+    "widening14": (8, 256, 1024, (14, 14), 1, 1, 0, 1, 1),
+    "narrowing7": (8, 2048, 512, (7, 7), 1, 1, 0, 1, 1),
+    "grouped56": (4, 128, 128, (56, 56), 3, 1, 1, 1, 32),
+    "grouped14": (8, 256, 256, (14, 14), 3, 1, 1, 1, 8),
+    "depthwise": (16, 64, 64, (32, 32), 3, 1, 1, 1, 64),
+    "depthwise56": (4, 144, 144, (56, 56), 3, 2, 1, 1, 144),
+    "depthwise5": (8, 240, 240, (28, 28), 5, 1, 2, 1, 240),
+    "dilated": (4, 128, 128, (28, 28), 3, 1, 2, 2, 1),
+    "mask": (4, 64, 3, (64, 64), 3, 1, 1, 1, 1),
+    "sound": (16, 64, 128, (400,), 9, 1, 4, 1, 1),
+    "volume": (2, 32, 64, (16, 16, 16), 3, 1, 1, 1, 1),
 }
 
 
@@ -107,12 +127,14 @@ class Case:
 
     Attributes:
         element_bytes: Bytes of the numbers that a product computes with; 0 for other cases.
+        is_convolution: True if it counts among the convolutions of the summary.
     """
 
     name: str
     flops: int
     ways: dict[str, Callable[[], object]]
     element_bytes: int = 0
+    is_convolution: bool = False
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -259,43 +281,79 @@ def products(dtype: torch.dtype, shapes, only: str = "", by_model: bool = False)
         yield Case(name + " call" * is_call, kernel.flops, ways, computed_bytes)
 
 
-def convolutions() -> Iterator[Case]:
+def convolutions(only: str = "", by_model: bool = False) -> Iterator[Case]:
     for name, shape in CONVOLUTIONS.items():
-        images, channels, outputs, extent, kernel, stride, padding, groups = shape
-        x = torch.randn(images, channels, extent, extent)
-        weight = torch.randn(outputs, channels // groups, kernel, kernel)
-        window = ((stride,) * 2, (padding,) * 2, (1, 1))
-        rest = (None, *window, False, [0, 0], groups)
+        if not any(only in f"{CONVOLUTION} {name} {kind}" for kind in KINDS):
+            continue
+        images, channels, outputs, extents, kernel, stride, padding, dilation, groups = shape
+        rank = len(extents)
+        x = torch.randn(images, channels, *extents)
+        weight = torch.randn(outputs, channels // groups, *(kernel,) * rank)
+        window = ((stride,) * rank, (padding,) * rank, (dilation,) * rank)
+        rest = (None, *window, False, [0] * rank, groups)
         gradient = torch.randn_like(torch.ops.aten.convolution(x, weight, *rest))
         geometry = Geometry(
             tuple(x.shape), tuple(weight.shape), tuple(gradient.shape), *window, groups
         )
-        plain = (gradient, x, weight)
-        nhwc = tuple(t.to(memory_format=torch.channels_last) for t in plain)
-        made = _made(geometry, gradient, x, weight)
+        layouts = {"torch nchw": (gradient, x, weight)}
+        if rank > 1:
+            last = torch.channels_last if rank == 2 else torch.channels_last_3d
+            layouts["torch nhwc"] = tuple(t.to(memory_format=last) for t in (gradient, x, weight))
         flops = 2 * gradient.numel() * weight[0].numel()
-        for kind, ours in made.items():
+        for kind, (ours, is_call) in _made(geometry, gradient, x, weight, by_model).items():
             ways = {"ltc": ours}
-            for layout, operands in (("torch nchw", plain), ("torch nhwc", nhwc)):
+            for layout, operands in layouts.items():
                 ways[layout] = functools.partial(_torch_convolution, kind, operands, rest)
-            yield Case(f"{name} {kind}", flops, ways)
+            full = f"{CONVOLUTION} {name} {kind}{' call' * is_call}"
+            yield Case(full, flops, ways, is_convolution=True)
 
 
-def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
-    """The kernels that programs have, on memory with channels last."""
-    makers = (channels_last_convolution, channels_last_input_gradient,
-              channels_last_weight_gradient)  # fmt: skip
-    if is_depthwise(geometry):
-        makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
-    forward, backward, of_weight = (make("kernel", torch.float32, geometry, ISA) for make in makers)
-    g, x = (t.movedim(1, -1).contiguous() for t in (gradient, x))
-    return {
-        "forward": program(forward, operand=x, weight=weight, result=torch.empty_like(g)),
-        "input gradient": program(backward, gradient=g, weight=weight, result=torch.empty_like(x)),
-        "weight gradient": program(
-            of_weight, gradient=g, operand=x, result=torch.empty_like(weight)
-        ),
-    }
+def _made(
+    geometry: Geometry,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    by_model: bool,
+) -> dict[str, tuple[Trial, bool]]:
+    """For each kind, the kernels that programs have in the layout that they prefer; which are calls."""
+    window = {
+        "stride": geometry.stride, "padding": geometry.padding, "dilation": geometry.dilation,
+        "groups": geometry.groups,
+    }  # fmt: skip
+    made = {}
+    for kind, (op, operands, result) in zip(KINDS, (
+        (ops.CONVOLUTION, (x, weight), gradient),
+        (ops.CONVOLUTION_INPUT_GRADIENT, (gradient, weight), x),
+        (ops.CONVOLUTION_WEIGHT_GRADIENT, (gradient, x), weight),
+    )):  # fmt: skip
+        for is_last in (True, False):
+            given = [_in_layout(t, t is not weight and is_last) for t in operands]
+            out = torch.empty_like(_in_layout(result, result is not weight and is_last))
+            inputs = [
+                make(ops.INPUT, index=i, dtype=torch.float32, shape=tuple(t.shape))
+                for i, t in enumerate(given)
+            ]
+            attributes = {"channels_last": True} if is_last else {}
+            if op is not ops.CONVOLUTION:
+                attributes["shape"] = tuple(out.shape)
+            node = make(op, *inputs, **window, **attributes)
+            if is_last and prefers_channels_last(node):
+                break
+        kernels = kernels_of(node, ISA, may_measure=not by_model)
+        buffers = {f"read{i}": given[inputs.index(n)] for i, n in enumerate(kernels.reads)}
+        called = tuple(
+            replace(k, arguments=names) for k, names in zip(kernels.kernels, kernels.pointers)
+        )
+        is_call = any(k.is_call for k in called)
+        made[kind] = (
+            program(KernelSequence(called, kernels.scratch), result0=out, **buffers),
+            is_call,
+        )
+    return made
+
+
+def _in_layout(x: torch.Tensor, is_last: bool) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous() if is_last else x
 
 
 def _torch_convolution(kind: str, operands, rest) -> None:
@@ -325,7 +383,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         yield from products(dtype, OTHER_PRODUCTS, *rest)
     if not arguments.products:
-        yield from convolutions()
+        yield from convolutions(*rest)
         yield from poolings()
 
 
@@ -337,6 +395,16 @@ def summary(ratios: list[tuple[float, float]]) -> str:
     return (
         f"\n{len(ratios)} products: {slower} slower than torch's by more than 3 per cent; where torch is "
         f"below 0.8 of the limit ({len(below)}), ltc is faster by {mean:.2f} in the geometric mean"
+    )
+
+
+def summary_of_convolutions(ratios: list[float]) -> str:
+    """Tell of torch's time, in its faster layout, as multiples of ours."""
+    slower = sum(ratio < 0.97 for ratio in ratios)
+    mean = statistics.geometric_mean(ratios)
+    return (
+        f"\n{len(ratios)} convolutions and gradients: {slower} slower than torch's faster layout by more "
+        f"than 3 per cent; ltc is faster by {mean:.2f} in the geometric mean"
     )
 
 
@@ -359,6 +427,7 @@ def arguments_of(description: str) -> argparse.Namespace:
 def main() -> None:
     arguments = arguments_of(__doc__)
     clock, ratios_of_products = CLOCKS[arguments.clock], []
+    ratios_of_convolutions: list[float] = []
     limit = peak(clock)
     print(f"{ISA.name}; one thread's multiply-adds: {limit / 1e9:.0f} GF/s")
     print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
@@ -375,11 +444,15 @@ def main() -> None:
             if case.element_bytes:
                 share = rates["torch"] * 1e9 / (limit * count * 4 / case.element_bytes)
                 ratios_of_products.append((seconds["torch"] / ours, share))
+            if case.is_convolution:
+                ratios_of_convolutions.append(min(seconds.values()) / ours)
             print(
                 f"| {case.name} | {count} | {rates['ltc']:.0f} | {others} | {ratios} |", flush=True
             )
     if ratios_of_products:
         print(summary(ratios_of_products))
+    if ratios_of_convolutions:
+        print(summary_of_convolutions(ratios_of_convolutions))
 
 
 if __name__ == "__main__":

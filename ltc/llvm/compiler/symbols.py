@@ -7,6 +7,7 @@ import ctypes.util
 import functools
 from collections.abc import Mapping
 
+from ltc.support.observation import metrics
 from ltc.support.process import torch_libraries
 
 # Rare functions of the C library, called lane by lane, by their double names.
@@ -24,7 +25,10 @@ SHIM_NAMES = (
     "aoti_torch_delete_tensor_object", "aoti_torch_get_numel", "torch_new_string_handle",
 )  # fmt: skip
 PRODUCT_NAMES = ("aoti_torch_cpu_mm_out", "MKL_Set_Num_Threads_Local")  # the latter is MKL's
-_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES, *PRODUCT_NAMES))
+FAILED_CALLS = "ltc_failed_calls"  # where kernels count calls of PyTorch's that failed
+_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES, *PRODUCT_NAMES, FAILED_CALLS))
+_failed_calls = ctypes.c_int64()
+_failed_calls_noted = 0
 
 
 def has_symbol(name: str) -> bool:
@@ -41,7 +45,7 @@ def address_of(name: str) -> int | None:
 @functools.cache
 def chosen() -> Mapping[str, int]:
     """Addresses by name, of the functions that are taken from one library and no other."""
-    found: dict[str, int] = {}
+    found: dict[str, int] = {FAILED_CALLS: ctypes.addressof(_failed_calls)}
     mathematics = ctypes.util.find_library("m")
     if mathematics:
         found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
@@ -51,6 +55,17 @@ def chosen() -> Mapping[str, int]:
     for library in torch_libraries.loaded("libtorch_cpu."):
         found.update(_addresses(library, (*SHIM_NAMES, *PRODUCT_NAMES)))
     return found
+
+
+def _note_failed_calls() -> None:
+    global _failed_calls_noted
+    new = _failed_calls.value - _failed_calls_noted
+    if new:
+        _failed_calls_noted += new
+        metrics.count("FailedKernelCalls", new)
+
+
+metrics.before_reading(_note_failed_calls)
 
 
 def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:

@@ -10,15 +10,17 @@ Letters: N images; a group has *left* channels, which are summed, and *right* on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm.conv.axes import Axes, Axis, forward_axes, gradient_phases, padded
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
+from ltc.llvm.conv.nhwc_pointwise import forward_shape, input_gradient_shape
+from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES, FORMS
@@ -33,13 +35,16 @@ from ltc.llvm.emit.vectors import (
     shuffled,
     tasks_for,
 )
-from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.gemm.blocking import Shape
 from ltc.llvm.gemm.kernel import matmul
-from ltc.support.sizes.extent import Extent
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
+# Of a strip whose elements few taps meet: each panel reads it anew, so it stays in half of a level-2
+# cache. More taps hide what comes from the next level.
+NEAR_BYTES, FEW_TAPS = 256 * 1024, 4
+STEPS_TOGETHER = 4  # channels of one turn: threads that share a core wait for fewer instructions
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
 
@@ -57,7 +62,8 @@ def channels_last_convolution(
         epilogue: Its row is the position, its column the output channel.
     """
     if geometry.is_pointwise:
-        return _pointwise(name, dtype, geometry, isa, epilogue, operands)
+        shape = forward_shape(geometry)
+        return _product(name, dtype, shape, isa, epilogue, operands, "operand")
     axes = forward_axes(*geometry.window)
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
     sizes = Sizes(geometry.operand[0], groups, geometry.weight[1], outputs)
@@ -75,7 +81,8 @@ def channels_last_input_gradient(
     """
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
     if geometry.is_pointwise:
-        return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
+        shape = input_gradient_shape(geometry)
+        return _product(name, dtype, shape, isa, epilogue, operands, "gradient")
     sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
     extents = padded(geometry.weight[2:], 1)
     v = Vectors(Builder(), isa, dtype)
@@ -89,29 +96,12 @@ def channels_last_input_gradient(
     return KernelSequence(kernels, {})
 
 
-def _pointwise(name, dtype, geometry: Geometry, isa, epilogue, operands) -> KernelSequence:
-    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+def _product(name, dtype, shape: Shape, isa, epilogue, operands, operand: str) -> KernelSequence:
     kernel = matmul(
-        name, dtype, (), (rows, outputs, channels), stored_plain(rows, channels),
-        stored_transposed(channels, outputs), stored_plain(rows, outputs), isa, epilogue, operands,
+        name, dtype, (), (shape.m, shape.n, shape.k), shape.left, shape.right, shape.result, isa,
+        epilogue, operands,
     )  # fmt: skip
-    return KernelSequence((kernel.called("operand", "weight"),), {})
-
-
-def _pointwise_gradient(name, dtype, geometry: Geometry, isa, epilogue, operands):
-    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
-    kernel = matmul(
-        name, dtype, (), (rows, channels, outputs), stored_plain(rows, outputs),
-        stored_plain(outputs, channels), stored_plain(rows, channels), isa, epilogue, operands,
-    )  # fmt: skip
-    return KernelSequence((kernel.called("gradient", "weight"),), {})
-
-
-def _rows(geometry: Geometry) -> int:
-    total = geometry.operand[0]
-    for extent in geometry.operand[2:]:
-        total *= extent
-    return total
+    return KernelSequence((kernel.called(operand, "weight"),), {})
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,7 @@ class _Tiles:
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
         self.images, self.lines = strip_extents(
-            self.axes, sizes.left, size, together, STRIP_PIXELS, STRIP_BYTES
+            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes)
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
@@ -292,6 +282,8 @@ class _Tiles:
         rows = [self.input_tile.place(*member) for member in self._members(shape)]
         _, high, wide = self.kernel_taps
         sums = sums or [v.zero] * (len(rows) * count)
+        # Blocks of channels are of multiples of 16, but for the last one.
+        together = math.gcd(self.sizes.left, STEPS_TOGETHER)
 
         def step(left: str, right: str, k: Index, values: list[str]) -> list[str]:
             line = v.at(right, k * self.panel, v.element)
@@ -307,7 +299,13 @@ class _Tiles:
             left = v.at(place, self.input_tile.tap(d, h, w) + start, v.element)
             tap = (d * high + h) * wide + w
             right = v.at(self.packer.memory, tap * (self.depth * self.panel), v.element)
-            return b.loop(0, run, 1, v.typed(values), lambda k, j: step(left, right, k, j))
+
+            def steps(k: Index, values: list[str]) -> list[str]:
+                for one in range(together):
+                    values = step(left, right, k + one, values)
+                return values
+
+            return b.loop(0, run, together, v.typed(values), steps)
 
         line = self.first_line + spot[1]
         low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
@@ -391,102 +389,9 @@ class _Tiles:
         v.store(value, line, channel, mask)
 
 
-# --- how many positions and vectors of channels are summed in registers -----------------------
-
-WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
-
-
-@dataclass(frozen=True)
-class TileShape:
-    """Positions and vectors whose sums are in registers together.
-
-    Attributes:
-        images: Number of images of which the tile has one position each; if more than one, all
-        other numbers are one.
-        height, widths: Lines, and the tiles of a line: [(columns, number of such tiles)].
-    """
-
-    vectors: int
-    images: int
-    height: int
-    widths: tuple[tuple[int, int], ...]
-
-    @property
-    def across_images(self) -> bool:
-        return self.images > 1
-
-
-def tile_shape(
-    axes: Axes, right: int, isa: Isa, lanes: int, images: int, together: int
-) -> TileShape:
-    """The shape that computes all images in the fewest cycles.
-
-    Counted at two multiply-adds and two loads a cycle.
-
-    Args:
-        images: Number of images; if it is a symbol, a tile lies in one image.
-        together: The most images of which a strip holds lines.
-    """
-    if isinstance(images, Extent):
-        images = 1
-    choices = [
-        tile
-        for vectors in range(1, 5 if isa.registers > 16 else 3)
-        for tile in _tiles_of(axes, vectors, isa, min(images, together))
-    ]
-    return min(choices, key=lambda tile: _cycles(tile, axes, right, lanes, images))
-
-
-def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileShape]:
-    """Neighbours in one image; and one position of several, which needs only the taps it meets.
-
-    Args:
-        images: The most images in one tile.
-    """
-    _, high, wide = axes
-    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
-    tiles = max(1, -(-wide.count // most))
-    width, wider = divmod(wide.count, tiles)
-    height = 1
-    if tiles == 1 and wide.count:
-        fitting = range(1, min(high.count, most // wide.count) + 1)
-        height = max(h for h in fitting if high.count % h == 0)
-    widths = ((width + 1, wider), (width, tiles - wider))
-    yield TileShape(vectors, 1, height, tuple((w, n) for w, n in widths if w and n))
-    count = 2
-    while count <= min(most, images):
-        yield TileShape(vectors, count, 1, ((1, wide.count),))
-        count *= 2
-
-
-def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
-    _, high, wide = axes
-    panels = -(-right // (tile.vectors * lanes))
-    taps = sum(_taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height))
-    if tile.across_images:
-        across = sum(_taps_met(wide, j, j) for j in range(wide.count))
-        rounds = -(-images // tile.images)
-        steps = WORTH_ITS_CODE * rounds * across * taps * panels
-        return steps * _step_cycles(tile.images, tile.vectors)
-    line = sum(
-        count * _step_cycles(tile.height * width, tile.vectors) for width, count in tile.widths
-    )
-    return images * wide.taps * line * taps * panels
-
-
-def _step_cycles(positions: int, vectors: int) -> float:
-    """Return the cycles of one channel of one tap.
-
-    With eight sums or fewer, each waits for the last one's end.
-    """
-    return max(positions * vectors / 2, (positions + vectors) / 2, 6)
-
-
-def _taps_met(axis: Axis, first: int, last: int) -> int:
-    """Return how many taps lie inside for any position from `first` to `last`; the axis ascends."""
-    low, high = axis.first + first * axis.stride, axis.first + last * axis.stride
-    taps = range(axis.taps)
-    return sum(high + t * axis.step >= 0 and low + t * axis.step < axis.extent for t in taps)
+def _strip_bytes(axes: Axes) -> int:
+    taps = math.prod(axis.taps for axis in axes)
+    return STRIP_BYTES if taps >= FEW_TAPS * math.prod(a.stride for a in axes) else NEAR_BYTES
 
 
 # The gradient [N, *spatial, C] of a convolution's operand of so few channels C that they would
@@ -537,22 +442,15 @@ class ChannelTotals(StripSums):
         v, values, mask = self.v, list(values), self.mask(channel)
         rows = range(self.axes[2].taps * self.right)
         ys = [v.load_computed(weights, row * self.packed_row) for row in rows]
-        for element, meetings in self._meetings(len(values) // self.right).items():
+        for element, meetings in self._meetings(
+            len(values) // self.right, self.axes[2].taps
+        ).items():
             x = v.load_computed(here, element, mask)
             for r, t in meetings:
                 for m in range(self.right):
                     at = r * self.right + m
                     values[at] = v.multiply_add(x, ys[t * self.right + m], values[at])
         return values
-
-    def _meetings(self, width: int) -> dict[Index, list[tuple[int, int]]]:
-        """The (position, tap) that meet each element of a line."""
-        found: dict[Index, list[tuple[int, int]]] = {}
-        for r in range(width):
-            for t in range(self.axes[2].taps):
-                element = self.input_tile.place(0, 0, r) + self.input_tile.tap(0, 0, t)
-                found.setdefault(element, []).append((r, t))
-        return dict(sorted(found.items()))
 
     def _store(self, totals: str, width: int, position: Index, column: Index) -> None:
         v, right = self.v, self.right

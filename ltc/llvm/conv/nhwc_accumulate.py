@@ -6,6 +6,8 @@ registers over all taps.
 
 from __future__ import annotations
 
+import itertools
+
 from ltc.llvm.conv.axes import Axes, padded
 from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc_input_tile import InputTile, ascending, strip_extents
@@ -22,8 +24,8 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
 )
 
-STRIP_BYTES = 256 * 1024
-STRIP_PIXELS = 512
+STRIP_BYTES = 256 * 1024  # half of a level-2 cache
+STRIP_PIXELS = 256
 
 
 class Strips:
@@ -144,6 +146,14 @@ class StripSums(Strips):
             else:
                 b.loop(start, start + width * count, width, [], tile)
             start += width * count
+
+    def _meetings(self, width: int, taps: int) -> dict[Index, list[tuple[int, int]]]:
+        """The (position, tap) of a line that meet each of its elements: each is loaded once."""
+        found: dict[Index, list[tuple[int, int]]] = {}
+        for r, t in itertools.product(range(width), range(taps)):
+            element = self.input_tile.place(0, 0, r) + self.input_tile.tap(0, 0, t)
+            found.setdefault(element, []).append((r, t))
+        return dict(sorted(found.items()))
 
     def _position(self, image: Index, deep: Index, line: Index) -> Index:
         """The flat position in the result of a line's first element."""

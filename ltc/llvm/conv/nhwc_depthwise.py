@@ -20,6 +20,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, require_stack, tasks_for
 
 MOST_POSITIONS = 12  # of a tile
+FEWEST_POSITIONS = 8  # beside the weights of a line of taps: fewer sums wait for one another
 MOST_TAPS_TOGETHER = 25  # whose sums a weight's gradient keeps in registers
 MOST_SLOTS = 16
 
@@ -65,9 +66,13 @@ class _Sums(StripSums):
     """result[n, o, c] = sum over t of operand[n, o meets t, c] * weight[c, t]."""
 
     def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa, epilogue):
-        super().__init__(
-            dtype, geometry, axes, isa, epilogue, min(MOST_POSITIONS, isa.registers - 3)
-        )
+        # The sums of a tile, the weights of a line of taps and one element fill the registers.
+        free = isa.registers - 1 - (0 if isa.fused else 1)
+        most = min(MOST_POSITIONS, free - axes[2].taps)
+        self.joins_taps = most >= FEWEST_POSITIONS
+        if not self.joins_taps:
+            most = min(MOST_POSITIONS, free - 2)
+        super().__init__(dtype, geometry, axes, isa, epilogue, most)
 
     def _line(self, image: Index, line: Index, position: Index) -> None:
         self.b.loop(0, self.channels, self.v.width, [], lambda c, _: self._tiles(
@@ -78,18 +83,23 @@ class _Sums(StripSums):
         v, b = self.v, self.b
         deep, high, wide = self.axes
         weights = v.at(self.packed, channel, v.element)
+        joined = wide.taps if self.joins_taps else 1
+        meetings = self._meetings(width, joined)
 
-        def tap(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
+        def taps(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
             k = (d * high.taps + h) * wide.taps + w
-            weight = v.load_computed(weights, k * self.packed_row)
-            here = v.at(place, self.input_tile.tap(d, h, w), v.element)
-            return [
-                v.multiply_add(v.load_computed(here, self.input_tile.place(0, 0, r)), weight, value)
-                for r, value in enumerate(values)
-            ]
+            row = v.at(weights, k * self.packed_row, v.element)
+            ys = [v.load_computed(row, t * self.packed_row) for t in range(joined)]
+            here, values = v.at(place, self.input_tile.tap(d, h, w), v.element), list(values)
+            for element, pairs in meetings.items():
+                x = v.load_computed(here, element)
+                for r, t in pairs:
+                    values[r] = v.multiply_add(x, ys[t], values[r])
+            return values
 
         zeros = v.typed([v.zero] * width)
-        sums = b.nest((deep.taps, high.taps, wide.taps), zeros, tap)
+        across = wide.taps // joined if joined else 0
+        sums = b.nest((deep.taps, high.taps, across), zeros, taps)
         for r, value in enumerate(sums):
             self._store(value, self._row(position, column, r), channel)
 

@@ -14,7 +14,7 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
-from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of
+from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of, near_split
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
@@ -29,8 +29,8 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
 )
 
-STRIP_PIXELS = 512
-STRIP_BYTES = 1280 * 1024
+STRIP_PIXELS = 256  # so many positions pay for the loading and storing of their sums
+STRIP_BYTES = 256 * 1024  # half of a level-2 cache
 
 
 def channels_last_weight_gradient(
@@ -64,9 +64,9 @@ class PartialSums:
         self.taps = axes[0].taps * axes[1].taps * axes[2].taps
         vectors = 1 if self.outputs <= v.width else 2
         self.vectors, self.panel = vectors, vectors * v.width
-        self.split = image_split(
-            geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
-        )
+        images, rows = geometry.operand[0], self.taps * self.channels
+        split = image_split(images, self.groups, self.outputs, self.panel, rows)
+        self.split = near_split(split, images, v.element)
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
         self.images, self.lines = strip_extents(
             axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
@@ -122,7 +122,8 @@ class PartialSums:
         """The partial sums: "gradient", "operand", "partial"."""
         v, split = self.v, self.split
         size = split.rows * split.panel
-        self._emit("%p0", "%p1", lambda item: v.at("%p2", item * size, v.element), None)
+        sums = size * split.together
+        self._emit("%p0", "%p1", lambda item: v.at("%p2", item * sums, v.element), None)
         return self._finished(name, ("gradient", "operand", "partial"))
 
     def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
@@ -144,18 +145,18 @@ class PartialSums:
         b, split = self.b, self.split
         self.pointers = gradient, operand
         require_stack(self.stack_bytes, "convolution")
-        if not (split.count * split.groups * split.panels and split.rows):
+        if not (split.items and split.rows):
             return
         self.input_tile.reserve()
         self.gradient.reserve()
 
         def item(number: Index, _) -> None:
-            self.partial = partial_of(number)
+            self.sums = partial_of(number)
             group, panel = self._work_item(number)
             if then is not None:
                 then(group, panel)
 
-        b.loop(*b.share(split.count * split.groups * split.panels), 1, [], item)
+        b.loop(*b.share(split.items), 1, [], item)
 
     def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
         split = self.split
@@ -163,40 +164,51 @@ class PartialSums:
         work = 2 * images * outputs * split.rows
         for extent in windows:
             work *= extent
-        tasks = tasks_for(work, split.count * split.groups * split.panels, 1)
+        tasks = tasks_for(work, split.items, 1)
         text = function_text(name, len(arguments), self.b, 1)
         return GeneratedKernel(name, text, arguments, tasks, work, (images,))
 
     def _work_item(self, item: Index) -> tuple[Index, Index]:
-        """All images of one chunk, for one panel of output channels: its (group, panel)."""
+        """All images of one chunk, for some panels of output channels: (group, the first panel)."""
         v, b, split = self.v, self.b, self.split
-        chunk, part = divmod(item, split.groups * split.panels)
-        group, panel = divmod(part, split.panels)
-        size = split.rows * split.panel
-        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
+        parts = split.panels // split.together
+        chunk, part = divmod(item, split.groups * parts)
+        group, panel = divmod(part, parts)
+        panel = panel * split.together
+        size = split.rows * split.panel * split.together
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.sums, i))
         first, last = images_of(chunk, b.number(0), split.count)
-        column = panel * self.panel
 
         def images(n: Index, _) -> None:
             count = least(self.images, last - n)
             b.nest((self.axes[0].count, self.strips), [], lambda deep, strip, _: self._strip(
-                group, column, n, count, deep, strip * self.lines
+                group, panel, n, count, deep, strip * self.lines
             ))  # fmt: skip
 
         b.loop(first, last, self.images, [], images)
         return group, panel
 
-    def _strip(self, group, column, image, count, deep, line) -> None:
-        v, b, (_, high, wide) = self.v, self.b, self.axes
+    def _strip(self, group, panel, image, count, deep, line) -> None:
+        """The positions of one strip, for each panel of an item."""
+        v, b, split, high = self.v, self.b, self.split, self.axes[1]
         lines: Index = self.lines
         if high.count % self.lines:
             lines = least(self.lines, high.count - line)
-        channel = group * self.channels
-        gradient, operand = self.pointers
-        self.input_tile.copy(operand, channel, image, count, deep, line)
-        output = group * self.outputs + column
-        self.gradient.begin(gradient, output, column, image, deep, line)
-        self.gradient.fill(count, lines)
+        self.input_tile.copy(self.pointers[1], group * self.channels, image, count, deep, line)
+
+        def one(number: Index, _) -> None:
+            self.partial = v.at(self.sums, number * (split.rows * split.panel), v.element)
+            column = (panel + number) * self.panel
+            output = group * self.outputs + column
+            self.gradient.begin(self.pointers[0], output, column, image, deep, line)
+            self.gradient.fill(count, lines)
+            self._segments(count, line, lines)
+
+        b.loop(0, split.together, 1, [], one)
+
+    def _segments(self, count: Index, line: Index, lines: Index) -> None:
+        """The rows of sums of one panel, tap by tap, over the positions of a strip."""
+        v, b, (_, high, wide) = self.v, self.b, self.axes
         split = (self.height + 1) * self.taller
 
         def segment(d: Index, h: Index, w: Index, _) -> None:

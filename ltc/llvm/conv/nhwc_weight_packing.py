@@ -10,7 +10,8 @@ from ltc.llvm.emit.vectors import Vectors, reserved, shuffled, transposed
 
 FETCHED_VECTORS = 4
 FETCHED_ROWS = 2
-MOST_SHUFFLED_TAPS = 9  # each tap is picked out of that many vectors; more are gathered
+MOST_SHUFFLED_TAPS = 9  # each tap is picked out of that many vectors; more are turned or gathered
+FEWEST_TURNED_TAPS = 2  # of a square of taps and channels; fewer are gathered
 
 
 class WeightPacker:
@@ -92,6 +93,9 @@ class WeightPacker:
     def _picked(self, here: str, left: Index | None) -> list[str]:
         """For each tap, a vector of adjacent right channels, of which `left` exist."""
         v, n, size = self.v, self.v.width, self.size
+        squares = {element // n for element in self.elements}
+        if size > MOST_SHUFFLED_TAPS and len(self.elements) >= FEWEST_TURNED_TAPS * len(squares):
+            return self._turned(here, left, sorted(squares))
         if size > MOST_SHUFFLED_TAPS:
             mask = None if left is None else v.first(left)
             lanes = multiples(n, size)
@@ -104,6 +108,17 @@ class WeightPacker:
             for k in range(size)
         ]
         return [self._every(parts, element) for element in self.elements]
+
+    def _turned(self, here: str, left: Index | None, squares: list[int]) -> list[str]:
+        """Adjacent taps of each channel, transposed to adjacent channels of each tap."""
+        v, n, size = self.v, self.v.width, self.size
+        found: dict[int, str] = {}
+        for first in (square * n for square in squares):
+            mask = v.first(size - first) if size - first < n else None
+            channels = [i if left is None else least(i, left - 1) for i in range(n)]
+            lines = [v.load(here, channel * size + first, mask) for channel in channels]
+            found.update(enumerate(transposed(v.builder, lines, v.element), first))
+        return [found[element] for element in self.elements]
 
     def _every(self, parts: list[str], element: int) -> str:
         """Lanes element, element + size, ... of the parts, which lie side by side."""

@@ -6,7 +6,7 @@ Images fall into chunks, whose sums are kept apart, so that neither tasks nor th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored
+NEAR_SUM_BYTES = 128 * 1024  # a quarter of a level-2 cache
 WORK_ITEMS = 16  # that a launch falls into, where the images allow it
 
 
@@ -26,6 +27,7 @@ class ImageSplit:
 
     Attributes:
         rows: The rows of a panel: one for each column of the gradient [groups * outputs, rows].
+        together: Number of panels for which one item of work reads its images.
     """
 
     count: int
@@ -33,6 +35,7 @@ class ImageSplit:
     outputs: int
     panel: int
     rows: int
+    together: int = 1
 
     @property
     def panels(self) -> int:
@@ -43,6 +46,11 @@ class ImageSplit:
         """Elements of one chunk."""
         return self.groups * self.panels * self.rows * self.panel
 
+    @property
+    def items(self) -> int:
+        """Return how many items of work there are: (chunk, group, panels that are together)."""
+        return self.count * self.groups * (self.panels // self.together)
+
     def bytes(self, element: str) -> int:
         return max(1, self.count * self.of_one) * BYTES[element]
 
@@ -51,6 +59,16 @@ def image_split(images: int, groups: int, outputs: int, panel: int, rows: int) -
     parts = groups * -(-outputs // panel)
     count = max(1, min(images, -(-WORK_ITEMS // max(1, parts))))
     return ImageSplit(count, groups, outputs, panel, rows)
+
+
+def near_split(split: ImageSplit, images: int, element: str) -> ImageSplit:
+    """The same with all panels of a group together, if their sums stay near the processor.
+
+    Else, an operand that is multiplied by few outputs at a time comes from afar for each panel.
+    """
+    near = replace(split, together=split.panels, count=max(1, min(images, WORK_ITEMS)))
+    sums = near.panels * near.rows * near.panel * BYTES[element]
+    return near if near.count >= WORK_ITEMS and sums <= NEAR_SUM_BYTES else split
 
 
 def images_of(chunk: Index, images: Index, chunks: int) -> tuple[Index, Index]:

@@ -40,6 +40,7 @@ class GeneratedKernel:
         tasks: Into how many tasks a launch should divide; the results do not depend on it.
         flops: Additions and multiplications of one launch.
         numbers: Its i64 arguments, %n0 and on.
+        is_call: True if PyTorch's own kernel computes the product.
     """
 
     name: str
@@ -48,6 +49,7 @@ class GeneratedKernel:
     tasks: int
     flops: int
     numbers: tuple[int, ...] = ()
+    is_call: bool = False
 
     def called(self, *first: str) -> GeneratedKernel:
         """The same kernel, its first arguments by other names."""

@@ -25,6 +25,7 @@ from ltc.llvm.conv.nhwc_depthwise import (
 from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.isa import SSE2, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel
+from ltc.llvm.ops.product_choice import called_pointwise
 from ltc.llvm.pooling.nchw import (
     Pool,
     average_pool,
@@ -63,16 +64,22 @@ class NodeKernels:
 
 
 def kernels_of(
-    node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0
-) -> NodeKernels | None:
+    node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0, may_measure: bool = False
+) -> NodeKernels | None:  # fmt: skip
     """Return the kernels of a node, or None if it has none.
 
     Args:
         epilogue, operands: The arguments of a convolution; other ops take none.
+        may_measure: True if PyTorch's kernel is called where it was measured to be faster.
     """
     maker = _MAKERS.get(node.op)
     if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
         return None
+    if may_measure and node.op in _CONVOLUTIONS and is_channels_last(node):
+        geometry, reads = _CONVOLUTIONS[node.op](node)
+        call = called_pointwise(node.op, node.dtype, geometry, isa, epilogue, operands)
+        if call is not None:
+            return _named(call, reads, ("result",))
     try:
         return maker(node, isa) if epilogue is None else maker(node, isa, epilogue, operands)
     except Unsupported:  # the reference computes it
@@ -132,38 +139,62 @@ def _plain_sequence(make, dtype: torch.dtype, geometry: Geometry, isa: Isa) -> K
 
 
 def _convolution(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
-    x, weight = node.inputs
-    geometry = _geometry(node, x.shape, weight.shape, node.shape)
+    geometry, reads = _forward(node)
     make = convolution
     if is_channels_last(node):
         make = depthwise_convolution if is_depthwise(geometry) else channels_last_convolution
-    sequence = _sequence(make, node, geometry, isa, epilogue, operands)
-    return _named(sequence, {"operand": x, "weight": weight}, ("result",))
+    return _named(_sequence(make, node, geometry, isa, epilogue, operands), reads, ("result",))
 
 
 def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
-    gradient, weight = node.inputs
-    geometry = _geometry(node, node.shape, weight.shape, gradient.shape)
+    geometry, reads = _of_input(node)
     if is_channels_last(node):
         depthwise = is_depthwise(geometry)
         make = depthwise_input_gradient if depthwise else channels_last_input_gradient
         sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     else:
         sequence = _plain_sequence(convolution_input_gradient, node.dtype, geometry, isa)
-    return _named(sequence, {"gradient": gradient, "weight": weight}, ("result",))
+    return _named(sequence, reads, ("result",))
 
 
 def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
-    gradient, x = node.inputs
-    geometry = _geometry(node, x.shape, node.shape, gradient.shape)
+    geometry, reads = _of_weight(node)
     if is_channels_last(node):
         depthwise = is_depthwise(geometry)
         make = depthwise_weight_gradient if depthwise else channels_last_weight_gradient
         sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     else:
         sequence = _plain_sequence(convolution_weight_gradient, node.dtype, geometry, isa)
-    return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
+    return _named(sequence, reads, ("result",))
 
+
+# A convolution's geometry, and what its kernels call its operands.
+_Convolution = tuple[Geometry, dict[str, Node]]
+
+
+def _forward(node: Node) -> _Convolution:
+    x, weight = node.inputs
+    geometry = _geometry(node, x.shape, weight.shape, node.shape)
+    return geometry, {"operand": x, "weight": weight}
+
+
+def _of_input(node: Node) -> _Convolution:
+    gradient, weight = node.inputs
+    geometry = _geometry(node, node.shape, weight.shape, gradient.shape)
+    return geometry, {"gradient": gradient, "weight": weight}
+
+
+def _of_weight(node: Node) -> _Convolution:
+    gradient, x = node.inputs
+    geometry = _geometry(node, x.shape, node.shape, gradient.shape)
+    return geometry, {"gradient": gradient, "operand": x}
+
+
+_CONVOLUTIONS: dict[ops.Op, Callable[[Node], _Convolution]] = {
+    ops.CONVOLUTION: _forward,
+    ops.CONVOLUTION_INPUT_GRADIENT: _of_input,
+    ops.CONVOLUTION_WEIGHT_GRADIENT: _of_weight,
+}
 
 _Extents = tuple[int, ...]  # of each spatial dimension
 

@@ -14,7 +14,7 @@ from ltc.ir.tensor_type import TensorType
 from ltc.llvm.attention.lower import attention_codes, can_attend
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.elementwise import rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.isa import Isa, host_isa
@@ -57,8 +57,7 @@ def product_codes(
 
     Args:
         streamed: The nodes that the epilogue of a matrix product writes past the caches.
-        may_measure: True if PyTorch's kernel is called for a matrix product where it was measured
-            to be faster.
+        may_measure: True if PyTorch's kernel is called where it was measured to be faster.
     """
     if product.node.op in PRIMITIVES:
         return PRIMITIVES[product.node.op].codes(product)
@@ -68,7 +67,7 @@ def product_codes(
         return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
     if product.node.op.kind == "recurrence":
         return recurrence_codes(product, isa(), functools.partial(ScratchBuffer, product))
-    return _from_library(product)
+    return _from_library(product, may_measure)
 
 
 def _row_variables(node: Node, epilogue: Kernel) -> int:
@@ -180,8 +179,7 @@ def _matmul(product: Product, streamed: frozenset[Node], may_measure: bool) -> l
     result = _matrix(flattened(identity(node.shape), node.shape), len(node.shape))
     shape = Shape(tuple(batch), m, n, k, left, right, Matrix(n, 1, result.batch))
     fused = epilogue.function, len(epilogue.nodes)
-    is_call = may_measure and is_call_faster(node.dtype, shape, isa())
-    if is_call:
+    if may_measure and is_call_faster(node.dtype, shape, isa()):
         kernel = called_product(node.dtype, shape, isa(), *fused)
     else:
         kernel = matmul(
@@ -189,7 +187,7 @@ def _matmul(product: Product, streamed: frozenset[Node], may_measure: bool) -> l
         )
     shifts = tuple(access.offset.constant * node.dtype.itemsize for access in product.operands)
     nodes = (*[access.node for access in product.operands], epilogue.main, *epilogue.nodes)
-    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers, is_call)]
+    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers, kernel.is_call)]
 
 
 def _matrix(offset: Affine, rank: int) -> Matrix:
@@ -197,9 +195,9 @@ def _matrix(offset: Affine, rank: int) -> Matrix:
     return Matrix(row, column, tuple(batch))
 
 
-def _from_library(product: Product) -> list[KernelCode]:
+def _from_library(product: Product, may_measure: bool) -> list[KernelCode]:
     node, epilogue = product.node, _Epilogue(product)
-    made = kernels_of(node, isa(), epilogue.function, len(epilogue.nodes))
+    made = kernels_of(node, isa(), epilogue.function, len(epilogue.nodes), may_measure)
     assert made is not None  # it was asked before: can_multiply
     named: dict[str, Any] = {}
     for name, nbytes in made.scratch.items():
@@ -219,6 +217,7 @@ def _from_library(product: Product) -> list[KernelCode]:
             tuple(named[name] for name in names),
             kernel.tasks,
             numbers=kernel.numbers,
+            is_call=kernel.is_call,
         )
         for kernel, names in zip(made.kernels, made.pointers)
     ]
@@ -269,7 +268,17 @@ def prefers_channels_last(node: Node) -> bool:
         enough = each >= (FEWEST_OUTPUTS if groups == 1 else FEW_CHANNELS)
     else:
         enough = each >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
+        enough = enough or (groups == 1 and channels >= FEW_CHANNELS and _fills_lanes(node))
     return (enough or is_depthwise) and can_multiply(node)
+
+
+def _fills_lanes(node: Node) -> bool:
+    """Return True if the channels of a result fill a third of a vector, or more.
+
+    The other layout has the positions of a line in its vectors, but reads all channels for each output.
+    """
+    lanes = isa().lanes(BYTES[FORMS[node.dtype].computed])
+    return 3 * node.shape[-1] >= lanes
 
 
 def takes_strides(node: Node) -> bool:

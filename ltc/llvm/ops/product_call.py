@@ -41,20 +41,29 @@ def can_call(dtype: torch.dtype, shape: Shape) -> bool:
 
 
 def called_product(
-    dtype: torch.dtype, shape: Shape, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0
-) -> GeneratedKernel:
-    """left [*batch, M, K] times right [*batch, K, N], as `gemm.kernel.matmul` takes it."""
+    dtype: torch.dtype, shape: Shape, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0,
+    right_is_last: bool = False,
+) -> GeneratedKernel:  # fmt: skip
+    """left [*batch, M, K] times right [*batch, K, N], as `gemm.kernel.matmul` takes it.
+
+    Args:
+        right_is_last: The pointers are the left operand, the result, those of the epilogue and the
+            right operand.
+    """
     shape = shape.folded()
     pieces = _pieces_of(shape)
-    calls = _Calls(dtype, shape, isa, pieces, epilogue)
+    names = ("left", "right", "result", *(f"operand{i}" for i in range(operands)))
+    if right_is_last:
+        names = ("left", "result", *names[3:], "right")
+    pointers = tuple(f"%p{names.index(name)}" for name in ("left", "right", "result"))
+    calls = _Calls(dtype, shape, isa, pieces, epilogue, pointers)
     calls.emit()
     text = function_text("kernel", 3 + operands, calls.b, _Calls.numbers)
     work = 2 * shape.batches * shape.m * shape.n * shape.k
     tasks = tasks_for(work, shape.batches * pieces.rows * pieces.columns, 1)
-    names = ("left", "right", "result", *(f"operand{i}" for i in range(operands)))
     outer = shape.batch[0] if shape.batch else 1
     return GeneratedKernel(
-        "kernel", text, names, tasks, work, (shape.m, shape.k, outer, pieces.rows)
+        "kernel", text, names, tasks, work, (shape.m, shape.k, outer, pieces.rows), is_call=True
     )
 
 
@@ -108,10 +117,12 @@ class _Calls:
         isa: Isa,
         pieces: _CutResult,
         epilogue: Epilogue | None,
+        pointers: tuple[str, ...],
     ):
         self.b = Builder()
         self.v = Vectors(self.b, isa, dtype)
         self.shape, self.pieces, self.epilogue = shape, pieces, epilogue
+        self.pointers = pointers
         self.m, self.k, self.outer, self.row_pieces = map(self.b.number, range(self.numbers))
 
     def emit(self) -> None:
@@ -161,7 +172,7 @@ class _Calls:
         columns: Index = pieces.width
         if shape.n % pieces.width:
             columns = least(pieces.width, shape.n - column)
-        matrices = zip(("%p0", "%p1", "%p2"), (shape.left, shape.right, shape.result))
+        matrices = zip(self.pointers, (shape.left, shape.right, shape.result))
         left, right, result = batch_at(v, matrices, shape.batch[1:], batch)
         left = v.at(left, row * shape.left.row)
         right = v.at(right, column * shape.right.column)
@@ -194,9 +205,14 @@ class _Calls:
         b.declare("aoti_torch_delete_tensor_object", "i32", "ptr")
         for _, handle in tensors:
             b.effect(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
-        b.when(b.value(f"icmp ne i32 {failed}, 0"), [], lambda: self._by_loops(
-            left, right, result, strides, rows, columns
-        ))  # fmt: skip
+
+        def instead() -> None:
+            count = f"@{symbols.FAILED_CALLS}"
+            b.declarations.add(f"{count} = external global i64")
+            b.effect(f"atomicrmw add ptr {count}, i64 1 monotonic")
+            self._by_loops(left, right, result, strides, rows, columns)
+
+        b.when(b.value(f"icmp ne i32 {failed}, 0"), [], instead)
 
     def _tensor(
         self, number: int, pointer: str, strides: Matrix, rows: Index, columns: Index

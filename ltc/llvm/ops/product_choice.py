@@ -1,53 +1,43 @@
-"""The faster of the two ways to compute a matrix product: the generated kernel, or PyTorch's own.
-
-Both run once for each class of shapes and machine, in the process that compiles, by the time of its own
-thread: what other processes do meanwhile hardly shows. The ratio is kept in the disk cache. A program
-whose bits may depend on no measurement has the generated kernel: `Graph.reproducible`.
-"""
+"""Classes and trials of products, and of convolutions of single positions, for kernel_choice."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import json
-import platform
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ltc.llvm.compiler import llvm_binding
+from ltc.ir import ops
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_pointwise import (
+    forward_shape,
+    input_gradient_shape,
+    weight_gradient_shape,
+)  # fmt: skip
+from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
-from ltc.llvm.emit.vectors import GeneratedKernel
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel
 from ltc.llvm.gemm.blocking import Matrix, Shape, stored_plain
 from ltc.llvm.gemm.kernel import matmul
-from ltc.llvm.native.kernel_cache import kernel_name, load
+from ltc.llvm.ops import kernel_choice
+from ltc.llvm.ops.kernel_choice import MOST_WORK, Way, way_of
 from ltc.llvm.ops.product_call import CALL_WORK, called_product, can_call
-from ltc.support.bounded_table import BoundedTable
-from ltc.support.disk_cache import disk_cache
-from ltc.support.process import processors
 from ltc.support.sizes.extent import number_now
-from ltc.support.version import source_digest
 
-GAIN = 1.03  # less is no reason to call: bits would depend on a measurement for nothing
-MOST_WORK = 1 << 28  # multiply-adds of a trial: about 10 ms of one AVX2 thread
 FEWEST_ROWS = 256  # that are left of many: they share what is packed of the right operand
-SAMPLES, SAMPLE_SECONDS = 6, 0.001  # of each way, of which the fastest counts
-_ratios: BoundedTable[str, float] = BoundedTable("ProductRatios", 4096)
+NAMES = ("left", "right", "result")
 
 
 def is_call_faster(dtype: torch.dtype, shape: Shape, isa: Isa) -> bool:
     """Return True if a program should call PyTorch's kernel for a product; measure if need be."""
     shape = _at_present(shape.folded())
-    if shape.m * shape.n * shape.k < CALL_WORK or not can_call(dtype, shape):
+    if not _may_call(dtype, shape):
         return False
-    name = _class_name(dtype, shape)
-    ratio = _ratios.get(name)
-    if ratio is None:
-        ratio = _ratios.keep(name, _kept(name) or _measured(name, dtype, shape, isa))
-    return ratio > GAIN
+    return kernel_choice.is_call_faster(_class(dtype, shape), lambda: _ways(dtype, shape, isa))
+
+
+def _may_call(dtype: torch.dtype, shape: Shape) -> bool:
+    return shape.m * shape.n * shape.k >= CALL_WORK and can_call(dtype, shape)
 
 
 def _at_present(shape: Shape) -> Shape:
@@ -65,18 +55,13 @@ def _at_present(shape: Shape) -> Shape:
 # --- classes of shapes -------------------------------------------------------------------------------
 
 
-def _class_name(dtype: torch.dtype, shape: Shape) -> str:
-    """Names what the ratio depends on: M and K by their magnitude, strides by what they do to caches.
+def _class(dtype: torch.dtype, shape: Shape) -> Hashable:
+    """Name the facts that the ratio depends on: magnitudes of M and K, effects of strides on caches.
 
     N and the kernels' way through the operands are part of a product's text.
     """
     sides = tuple(_side(matrix, dtype) for matrix in (shape.left, shape.right))
-    extents = shape.m.bit_length(), shape.n, shape.k.bit_length(), shape.batches > 1
-    parts = (
-        "ratio of products", dtype, extents, sides, source_digest(), torch.__version__,
-        llvm_binding.name_of(""), platform.node(), processors.count(),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return dtype, shape.m.bit_length(), shape.n, shape.k.bit_length(), shape.batches > 1, sides
 
 
 def _side(matrix: Matrix, dtype: torch.dtype) -> tuple[bool, bool, bool]:
@@ -85,34 +70,19 @@ def _side(matrix: Matrix, dtype: torch.dtype) -> tuple[bool, bool, bool]:
     return matrix.row == 1, matrix.column == 1, far % (ALIASING_BYTES // 4) == 0
 
 
-def _kept(name: str) -> float | None:
-    disk = disk_cache()
-    return None if disk is None else disk.read_as(name, lambda data: float(json.loads(data)))
-
-
 # --- measuring ---------------------------------------------------------------------------------------
 
 
-def _measured(name: str, dtype: torch.dtype, shape: Shape, isa: Isa) -> float:
-    """Time both ways; return the time of the generated kernel as a multiple of the calls'."""
-    # The first call of a thread sets its number of threads; a copy of a process may not make a team.
-    torch.get_num_threads()
+def _ways(dtype: torch.dtype, shape: Shape, isa: Isa) -> tuple[Way, Way]:
     shape = _for_trial(shape)
     matrices = shape.left, shape.right, shape.result
     generated = matmul("kernel", dtype, (), (shape.m, shape.n, shape.k), *matrices, isa)
-    kernels = generated, called_product(dtype, shape, isa)
-    loaded = load({kernel_name(kernel.text): kernel.text for kernel in kernels})
-    operands = [
+    operands = (
         _operand(dtype, shape.m, shape.k, shape.left), _operand(dtype, shape.k, shape.n, shape.right),
         _operand(dtype, shape.m, shape.n, shape.result),
-    ]  # fmt: skip
-    ways = [_runner(loaded[kernel_name(k.text)].entry, k, operands) for k in kernels]
-    generated_seconds, called_seconds = _fastest(ways)
-    ratio = generated_seconds / called_seconds
-    disk = disk_cache()
-    if disk is not None:
-        disk.write(name, json.dumps(ratio).encode())
-    return ratio
+    )  # fmt: skip
+    buffers = dict(zip(NAMES, operands))
+    return way_of([generated], buffers), way_of([called_product(dtype, shape, isa)], buffers)
 
 
 def _for_trial(shape: Shape) -> Shape:
@@ -137,24 +107,63 @@ def _operand(dtype: torch.dtype, rows: int, columns: int, matrix: Matrix) -> tor
     return memory
 
 
-def _runner(
-    entry: int, kernel: GeneratedKernel, operands: list[torch.Tensor]
-) -> Callable[[], object]:
-    words = [*[operand.data_ptr() for operand in operands], *kernel.numbers]
-    arguments = (ctypes.c_int64 * len(words))(*words)
-    call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(entry)
-    return lambda: call(arguments, 0, 1)  # all tasks as one
+# --- convolutions of single positions ----------------------------------------------------------------
+
+# The operation -> its product, and what its kernels call the operands.
+_PRODUCTS: dict[ops.Op, tuple[Callable[[Geometry], Shape], tuple[str, str]]] = {
+    ops.CONVOLUTION: (forward_shape, ("operand", "weight")),
+    ops.CONVOLUTION_INPUT_GRADIENT: (input_gradient_shape, ("gradient", "weight")),
+    ops.CONVOLUTION_WEIGHT_GRADIENT: (weight_gradient_shape, ("gradient", "operand")),
+}
 
 
-def _fastest(ways: list[Callable[[], object]]) -> list[float]:
-    """Seconds of this thread for a run of each way, which take turns."""
-    repeats = [max(1, int(SAMPLE_SECONDS / (_seconds(way, 1) + 1e-9))) for way in ways]
-    samples = [[_seconds(way, n) for way, n in zip(ways, repeats)] for _ in range(SAMPLES)]
-    return [max(min(column), 1e-9) for column in zip(*samples)]
+def called_pointwise(
+    op: ops.Op, dtype: torch.dtype, geometry: Geometry, isa: Isa, epilogue: Epilogue | None, operands: int
+) -> GeneratedKernel | None:  # fmt: skip
+    """Return a call for a convolution on channels last, or a gradient of it; None if it is no product,
+    or the generated kernels are about as fast.
+    """
+    if not geometry.is_pointwise:
+        return None
+    shape_of, names = _PRODUCTS[op]
+    shape = shape_of(geometry)
+    is_of_weight = op is ops.CONVOLUTION_WEIGHT_GRADIENT
+    faster = _is_gradient_call_faster if is_of_weight else is_call_faster
+    if not faster(dtype, shape, isa):
+        return None
+    # Kernels of a weight's gradient have one operand behind those of the epilogue.
+    kernel = called_product(dtype, shape, isa, epilogue, operands, right_is_last=is_of_weight)
+    renamed = dict(zip(NAMES, (*names, "result")))
+    return replace(kernel, arguments=tuple(renamed.get(n, n) for n in kernel.arguments))
 
 
-def _seconds(way: Callable[[], object], repeats: int) -> float:
-    began = time.thread_time()
-    for _ in range(repeats):
-        way()
-    return (time.thread_time() - began) / repeats
+def _is_gradient_call_faster(dtype: torch.dtype, shape: Shape, isa: Isa) -> bool:
+    """`is_call_faster` of a weight's gradient, for which no product is generated."""
+    shape = _at_present(shape)
+    if not _may_call(dtype, shape):
+        return False
+    return kernel_choice.is_call_faster(
+        ("gradient of a weight", _class(dtype, shape)),
+        lambda: _ways_of_gradient(dtype, shape, isa),
+    )
+
+
+def _ways_of_gradient(dtype: torch.dtype, shape: Shape, isa: Isa) -> tuple[Way, Way]:
+    outputs, channels = shape.m, shape.n
+    rows = max(1, min(shape.k, MOST_WORK // (outputs * channels)))
+    images = max(1, min(rows, kernel_choice.TRIAL_IMAGES))
+    geometry = Geometry(
+        (images, channels, rows // images), (outputs, channels, 1), (images, outputs, rows // images),
+        (1,), (0,), (1,), 1,
+    )  # fmt: skip
+    generated: KernelSequence = channels_last_weight_gradient("kernel", dtype, geometry, isa)
+    gradient, operand, result = (
+        torch.ones(extents, dtype=dtype, device="cpu")
+        for extents in ((rows, outputs), (rows, channels), (outputs, channels))
+    )
+    buffers = {"gradient": gradient, "operand": operand, "result": result}
+    buffers.update(zip(NAMES, (gradient, operand, result)))
+    for name, size in generated.scratch.items():
+        buffers[name] = torch.zeros(size, dtype=torch.uint8, device="cpu")
+    called = called_product(dtype, weight_gradient_shape(geometry), isa)
+    return way_of(generated.kernels, buffers), way_of([called], buffers)

@@ -1,0 +1,99 @@
+"""What a channels-last convolution keeps in registers and in the caches together."""
+
+import pytest
+import torch
+
+from ltc.ir import ops
+from ltc.ir.node import make
+from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.conv.nhwc import channels_last_input_gradient
+from ltc.llvm.conv.nhwc_tile import tile_shape
+from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
+from ltc.llvm.emit.isa import AVX2, AVX512
+from ltc.llvm.ops.dispatch import prefers_channels_last
+from tests.unit.llvm_kernels import HOST, run_all
+
+
+def tile_of(extent, channels, isa, images=1):
+    axes = forward_axes((extent,) * 2, (3, 3), (extent,) * 2, (1, 1), (1, 1), (1, 1))
+    return tile_shape(axes, channels, isa, isa.lanes(4), images, images)
+
+
+@pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
+@pytest.mark.parametrize("extent, channels", [(56, 64), (28, 128), (14, 256), (32, 64)])
+def test_a_tile_multiplies_more_often_than_it_loads(extent, channels, isa):
+    tile = tile_of(extent, channels, isa)
+    for width, _ in tile.widths:
+        products, loads = width * tile.height * tile.vectors, width * tile.height + tile.vectors
+        assert products >= 1.25 * loads, "loads wait for one another's banks of the cache"
+
+
+@pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
+def test_a_tile_of_small_images_is_of_several(isa):
+    assert tile_of(4, 512, isa, images=32).across_images
+
+
+def pointwise(images, channels, outputs, extent, stride):
+    result = (images, outputs, *((extent - 1) // stride + 1,) * 2)
+    weight = (outputs, channels, 1, 1)
+    window = (stride,) * 2, (0, 0), (1, 1)
+    return Geometry((images, channels, extent, extent), weight, result, *window, 1)
+
+
+@pytest.mark.parametrize("images, outputs, together", [(32, 128, 8), (15, 128, 1), (32, 1024, 1)])
+def test_an_operand_is_read_once_for_all_panels_whose_sums_are_small(images, outputs, together):
+    sums = PartialSums(torch.float32, pointwise(images, 64, outputs, 9, 2), AVX2)
+    assert sums.split.together == together
+    assert sums.split.items >= min(images, 16)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_panels_together_add_up_to_the_gradient(stride):
+    geometry = pointwise(21, 24, 50, 9, stride)
+    x, gradient = torch.randn(geometry.operand), torch.randn(geometry.result)
+    exact = torch.ops.aten.convolution_backward(
+        gradient.double(), x.double(), torch.zeros(geometry.weight).double(), None,
+        geometry.stride, (0, 0), (1, 1), False, [0, 0], 1, [False, True, False],
+    )[1]  # fmt: skip
+    sequence = channels_last_weight_gradient("kernel", torch.float32, geometry, HOST)
+    for tasks in (1, 3, 16):
+        result = torch.empty(geometry.weight)
+        operands = {"gradient": gradient, "operand": x}
+        given = {name: t.movedim(1, -1).contiguous() for name, t in operands.items()}
+        run_all(sequence, HOST, tasks=tasks, result=result, **given)
+        assert (result - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kernel, stride", [((5, 5), 1), ((5, 5), 2), ((3, 3, 3), 1), ((11,), 1)])
+@pytest.mark.parametrize("channels", [16, 20, 9])
+def test_weights_of_many_taps_are_packed_for_an_input_gradient(kernel, stride, channels):
+    rank, outputs = len(kernel), 12
+    spatial = tuple(11 + k for k in kernel)
+    result = tuple((extent - k) // stride + 1 for extent, k in zip(spatial, kernel))
+    window = (stride,) * rank, (0,) * rank, (1,) * rank
+    shapes = (2, channels, *spatial), (outputs, channels, *kernel), (2, outputs, *result)
+    x, weight, gradient = map(torch.randn, shapes)
+    exact = torch.ops.aten.convolution_backward(
+        gradient.double(), x.double(), weight.double(), None, *window, False, [0] * rank, 1,
+        [True, False, False],
+    )[0].movedim(1, -1)  # fmt: skip
+    sequence = channels_last_input_gradient(
+        "kernel", torch.float32, Geometry(*shapes, *window, 1), HOST
+    )
+    found = torch.empty(exact.shape)
+    last = gradient.movedim(1, -1).contiguous()
+    run_all(sequence, HOST, weight=weight, gradient=last, result=found)
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    "channels, outputs, expected", [(64, 1, False), (64, 6, True), (4, 6, False)]
+)
+def test_few_outputs_of_many_channels_are_computed_with_channels_last(channels, outputs, expected):
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(2, 9, 9, channels))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(outputs, channels, 3, 3))
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    node = make(ops.CONVOLUTION, x, weight, channels_last=True, **window)
+    if HOST.lanes(4) >= 8:
+        assert prefers_channels_last(node) == expected
