@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,21 +216,29 @@ def polynomials() -> dict[str, Polynomial]:
     }  # fmt: skip
 
 
+def module_text() -> Iterator[tuple[str, str]]:
+    """A line on each polynomial, and its part of the module."""
+    mp.dps = DIGITS
+    for name, one in polynomials().items():
+        coefficients = one.coefficients()
+        distance = float(mp.log(one.error(coefficients), 2))
+        lines = "".join(f"    {float(c)!r},\n" for c in reversed(coefficients))
+        yield (
+            f"{name:20}{one.count:4} 2**{distance:.1f}",
+            f"# {one.meaning}\n{name} = (\n{lines})\n",
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--write", action="store_true", help="write the module")
     arguments = parser.parse_args()
-    mp.dps = DIGITS
     parts = [HEAD]
-    for name, one in polynomials().items():
-        coefficients = one.coefficients()
-        print(
-            f"{name:20}{one.count:4} 2**{float(mp.log(one.error(coefficients), 2)):.1f}", flush=True
-        )
-        lines = "".join(f"    {float(c)!r},\n" for c in reversed(coefficients))
-        parts.append(f"# {one.meaning}\n{name} = (\n{lines})\n")
+    for line, part in module_text():
+        print(line, flush=True)
+        parts.append(part)
     if arguments.write:
         MODULE.write_text("\n".join(parts))
     return 0

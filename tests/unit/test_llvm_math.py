@@ -17,7 +17,9 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import make
 from ltc.llvm.loops.emitter import kernel_code
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "compare"))
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path += [str(SCRIPTS / "compare"), str(SCRIPTS / "code")]
+import math_coefficients
 import math_ulp
 
 COUNT = math_ulp.CHUNK
@@ -225,6 +227,28 @@ def test_remainders_of_special_numbers(dtype):
 def _fmod(x, y):
     is_number = not (math.isnan(x) or math.isnan(y) or math.isinf(x) or y == 0)
     return math.fmod(x, y) if is_number else math.nan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_large_angles_in_kernels_of_any_width(dtype):
+    """Sine and cosine share the function for large angles; the results are those of each alone."""
+    x = torch.logspace(0, 37, 64, dtype=torch.float64).to(dtype)
+    for size in (1, 3, 64):
+        operand = make(ops.INPUT, index=0, dtype=dtype, shape=(size,))
+        results = make(ops.SIN, operand), make(ops.COS, operand), make(ops.TAN, operand)
+        computation = LlvmBackend().compile(Graph((operand,), (), results), 0, frozenset())
+        for first in range(0, 64 - size + 1, size):
+            part = x[first : first + size].contiguous()
+            for mine, function in zip(
+                computation.launch([part], []), (torch.sin, torch.cos, torch.tan)
+            ):
+                exact = function(part.double()).to(dtype)
+                torch.testing.assert_close(mine, exact, rtol=3 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_coefficients_are_those_of_their_script():
+    parts = [part for _, part in math_coefficients.module_text()]
+    assert math_coefficients.MODULE.read_text() == "\n".join([math_coefficients.HEAD, *parts])
 
 
 def test_lanes_do_not_change_a_function():
