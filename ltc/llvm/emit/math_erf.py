@@ -88,7 +88,7 @@ def erfinv(b: Builder, x: str) -> str:
 def erfinv_widened(b: Builder, x: str) -> str:
     f = Floats(b, "double")
     left = _left_of_square(f, x)
-    logarithm = math_short.log(f, left)
+    logarithm = math_short.log_of_finite(f, left)
     return _erfinv_of_log(f, x, left, logarithm, table.ERFINV_SHORT, table.ERFINV_FAR_SHORT)
 
 
@@ -118,4 +118,4 @@ def _erfinv_of_log(
 
     rare = f.test("ult", left, math.exp(-2 * MIDDLE))  # also beyond 1
     (y,) = f.where_any(rare, (y,), beyond)
-    return f.select(f.test("oeq", a, 0.0), x, f.copysign(y, x))
+    return f.copysign(y, x)

@@ -27,10 +27,14 @@ def expm1(f: Floats, x: str) -> str:
     return f.fma(p, power, f.sub(power, 1.0))
 
 
+def log_of_finite(f: Floats, x: str) -> str:
+    """The logarithm of a positive normal number; any result for other operands."""
+    return _log_sum(f, *log_parts(f, x))
+
+
 def log(f: Floats, x: str) -> str:
     """The logarithm of a positive normal number, infinity or NaN."""
-    e, z = log_parts(f, x)
-    return _not_finite(f, x, _log_sum(f, e, z))
+    return _not_finite(f, x, log_of_finite(f, x))
 
 
 def log1p(f: Floats, x: str) -> str:
