@@ -195,6 +195,10 @@ def polynomials() -> dict[str, Polynomial]:
         "SINE_SHORT": Polynomial(sine, at_root(sine_rest, -1 / 6), 0, eighth, 4),
         "COSINE": Polynomial(cosine, at_root(cosine_rest, 1 / 24), 0, eighth, 6),
         "COSINE_SHORT": Polynomial(cosine, at_root(cosine_rest, 1 / 24), 0, eighth, 4),
+        "SINE_OF_PI": Polynomial(
+            "sin(pi d) / d in d**2, up to 1/2", at_root(lambda d: mp.sin(mp.pi * d) / d, 3.14159),
+            0, 0.25, 9,
+        ),
         "ATAN": Polynomial(atan, at_root(atan_rest, -1 / 3), 0, 1, 22),
         "ATAN_SHORT": Polynomial(atan, at_root(atan_rest, -1 / 3), 0, 1, 11),
         "ASIN": Polynomial(asin, at_root(asin_rest, 1 / 6), 0, 0.25, 13),

@@ -92,8 +92,9 @@ def _sine_and_cosine_of_pi(f: Floats, a: str) -> tuple[str, str, str]:
 
 def _log_of_reflection(f: Floats, a: str) -> str:
     """log(pi / (a abs(sin(pi a)))), infinite at whole numbers."""
-    _, sine, _ = _sine_and_cosine_of_pi(f, a)
-    return math_double.log(f.builder, f.div(math.pi, f.mul(a, f.abs(sine))))
+    distance = f.abs(f.sub(a, f.round(a)))  # exact
+    sine = f.mul(f.polynomial(f.mul(distance, distance), *table.SINE_OF_PI), distance)
+    return math_double.log(f.builder, f.div(math.pi, f.mul(a, sine)))
 
 
 # --- its derivative ---------------------------------------------------------------------------------
