@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 from collections.abc import Mapping
 
 from ltc.support.observation import metrics
 from ltc.support.process import torch_libraries
 
-# Rare functions of the C library, called lane by lane, by their double names.
-MATH_NAMES = (
-    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow",
-    "atan2", "hypot", "fmod", "nextafter", "nextafterf",
-)  # fmt: skip
 THREAD_NAMES = (
     "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads",
     "omp_set_num_threads",
@@ -26,7 +19,7 @@ SHIM_NAMES = (
 )  # fmt: skip
 PRODUCT_NAMES = ("aoti_torch_cpu_mm_out", "MKL_Set_Num_Threads_Local")  # the latter is MKL's
 FAILED_CALLS = "ltc_failed_calls"  # where kernels count calls of PyTorch's that failed
-_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES, *PRODUCT_NAMES, FAILED_CALLS))
+_CHOSEN = frozenset((*THREAD_NAMES, *SHIM_NAMES, *PRODUCT_NAMES, FAILED_CALLS))
 _failed_calls = ctypes.c_int64()
 _failed_calls_noted = 0
 
@@ -46,9 +39,6 @@ def address_of(name: str) -> int | None:
 def chosen() -> Mapping[str, int]:
     """Addresses by name, of the functions that are taken from one library and no other."""
     found: dict[str, int] = {FAILED_CALLS: ctypes.addressof(_failed_calls)}
-    mathematics = ctypes.util.find_library("m")
-    if mathematics:
-        found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
     # The pool that torch itself uses: a second one would fight with it for the cores.
     for library in torch_libraries.loaded("libgomp"):
         found.update(_addresses(library, THREAD_NAMES))

@@ -35,7 +35,7 @@ class Builder:
     Attributes:
         width: Lanes of the values now emitted; 1 for scalars.
         passes_caches: True if something is stored past them.
-        declarations: The declarations of the functions that the body calls.
+        declarations: Texts of what the body calls or reads outside: declarations, definitions.
     """
 
     def __init__(self, width: int = LANES):
@@ -172,19 +172,6 @@ class Builder:
         one = self.value(f"insertelement {type} poison, {scalar} {x}, i64 0")
         zeros = f"<{self.width} x i32> zeroinitializer"
         return self.value(f"shufflevector {type} {one}, {type} poison, {zeros}")
-
-    def each_lane(self, function: str, scalar: str, *operands: str) -> str:
-        """A scalar function of every lane in turn."""
-        self.declare(function, scalar, *[scalar] * len(operands))
-        if self.width == 1:
-            arguments = ", ".join(f"{scalar} {x}" for x in operands)
-            return self.value(f"call {scalar} @{function}({arguments})")
-        type, results = self.of(scalar), []
-        for lane in range(self.width):
-            parts = [self.value(f"extractelement {type} {x}, i64 {lane}") for x in operands]
-            arguments = ", ".join(f"{scalar} {x}" for x in parts)
-            results.append(self.value(f"call {scalar} @{function}({arguments})"))
-        return self.vector_of(scalar, results)
 
     def vector_of(self, scalar: str, lanes: Sequence[str]) -> str:
         """A vector of scalars, one for each lane."""

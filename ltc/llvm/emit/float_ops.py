@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import literal
@@ -80,6 +80,16 @@ class Floats:
         """x * y + z, with one rounding where the processor has that."""
         return self._intrinsic("fmuladd", x, y, z)
 
+    def sqrt(self, x: Operand) -> str:
+        return self._intrinsic("sqrt", x)
+
+    def trunc(self, x: Operand) -> str:
+        return self._intrinsic("trunc", x)
+
+    def round(self, x: Operand) -> str:
+        """To the nearest whole number, of two the even one."""
+        return self._intrinsic("roundeven", x)
+
     def negative(self, x: Operand) -> str:
         return self.builder.value(f"fneg {self.vector} {self._text(x)}")
 
@@ -97,12 +107,35 @@ class Floats:
         rest = self.integer("and", self.bits(self._text(x)), ~highest)
         return self.from_bits(self.integer("or", rest, alone))
 
+    def rest_of_sum(self, x: Operand, y: Operand, sum_: Operand) -> str:
+        """The rounding error of a sum of x and y, for abs(x) >= abs(y): x + y - sum."""
+        return self.add(self.sub(x, sum_), y)
+
+    def renewed(self, x: str, low: Operand) -> tuple[str, str]:
+        """x + low as a rounded sum and its error, for abs(x) >= abs(low)."""
+        sum_ = self.add(x, low)
+        return sum_, self.rest_of_sum(x, low, sum_)
+
+    def rest_of_product(self, x: Operand, y: Operand, product: str) -> str:
+        """The rounding error of a product: x * y - product."""
+        return self.fma(x, y, self.negative(product))
+
     def polynomial(self, x: str, *coefficients: Operand) -> str:
         """By Horner's rule, the highest power first."""
         result = coefficients[0]
         for coefficient in coefficients[1:]:
             result = self.fma(result, x, coefficient)
         return self._text(result)
+
+    def polynomial_in_halves(self, x: str, *coefficients: Operand) -> str:
+        """The same as the sums of even and of odd powers, whose instructions overlap.
+
+        For long ones whose terms are small beside the last.
+        """
+        square = self.mul(x, x)
+        even = self.polynomial(square, *coefficients[-1::-2][::-1])
+        odd = self.polynomial(square, *coefficients[-2::-2][::-1])
+        return self.fma(odd, x, even)
 
     def total(self, x: str) -> str:
         """The sum of the lanes, as a scalar, added pairwise."""
@@ -131,18 +164,22 @@ class Floats:
     def at_least(self, x: Operand, limit: Operand) -> str:
         return self.select(self.test("olt", x, limit), limit, x)
 
-    def where_any(self, condition: str, y: str, slowly: Callable[[], str]) -> str:
-        """y, but what `slowly` gives in lanes where the condition holds; it runs if in any."""
+    def where_any(
+        self, condition: str, usual: Sequence[str], slowly: Callable[[], Sequence[str]]
+    ) -> list[str]:
+        """Return the usual values, in lanes where the condition holds those of `slowly`.
+
+        The instructions of `slowly` run if it holds in any.
+        """
         b, any_lane = self.builder, condition
         if self.width > 1:
             function = f"llvm.vector.reduce.or.v{self.width}i1"
             any_lane = b.pure_call(function, "i1", (self.mask_type, condition))
 
         def chosen() -> list[str]:
-            return [self.select(condition, slowly(), y)]
+            return [self.select(condition, x, y) for x, y in zip(slowly(), usual, strict=True)]
 
-        (result,) = b.when(any_lane, [(self.vector, y)], chosen)
-        return result
+        return b.when(any_lane, [(self.vector, y) for y in usual], chosen)
 
     # --- bits
 
@@ -151,6 +188,15 @@ class Floats:
 
     def from_bits(self, x: str) -> str:
         return self.builder.value(f"bitcast {self.words} {x} to {self.vector}")
+
+    def word(self, number: int) -> str:
+        """A whole number in every lane."""
+        return self._whole_text(number)
+
+    def select_words(self, condition: str, x: str, y: str) -> str:
+        return self.builder.value(
+            f"select {self.mask_type} {condition}, {self.words} {x}, {self.words} {y}"
+        )
 
     def integer(self, op: str, x: str, y: int | str) -> str:
         return self.builder.value(f"{op} {self.words} {x}, {self._whole_text(y)}")
