@@ -73,7 +73,9 @@ def taken(loop, spent: int, launches: int) -> None:
 
 
 def test_a_sampling_loop_says_once_that_it_is_slower_and_the_cure():
-    said = run(SAMPLING, 0.5, LTC_NATIVE="0").stderr  # with the core it takes less than twice eager's time
+    said = run(
+        SAMPLING, 0.5, LTC_NATIVE="0"
+    ).stderr  # with the core it takes less than twice eager's time
     assert said.count("ltc hint") == 1 and len(said.splitlines()) == 1
     assert "ms an iteration, at most about" in said
     assert "run this loop on the CPU" in said and f":{LINE_OF_READ} in <module>" in said
