@@ -399,6 +399,32 @@ def test_tangents_of_one_step(device, kind, bias):
     return tensors_of((made, tangents))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize(("inputs", "width"), [(5, 4), (3, 5)])
+def test_a_cell_of_another_size_is_refused_in_the_words_of_the_cpu(kind, inputs, width):
+    said = []
+    for device in ("cpu", "ltc"):
+        model, hidden = kind(3, 4).to(device), torch.zeros(2, width).to(device)
+        states = (hidden, hidden) if kind is nn.LSTMCell else hidden
+        with pytest.raises(RuntimeError, match="inconsistent") as caught:
+            model(torch.zeros(2, inputs).to(device), states)
+        said.append(str(caught.value).splitlines()[0])
+    assert said[0] == said[1]
+
+
+@pytest.mark.skipif(CORE is None, reason="it counts the calls of the core")
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_a_cell_and_its_gradient_run_in_the_core(kind):
+    assert CORE is not None
+    with process_of_one_device(LTC_TIER="auto"):
+        model, x = kind(3, 4).to("ltc"), torch.randn(2, 3).to("ltc")
+        for _ in range(3):
+            before = CORE.left_to_python()
+            made = model(x)
+            (made[0] if kind is nn.LSTMCell else made).sum().backward()
+        assert CORE.left_to_python() == before
+
+
 @pytest.mark.skipif(CORE is None, reason="without the core every path of some calls gets a program")
 def test_each_step_of_a_recurrence_counts_as_a_call_of_the_core(monkeypatch):
     """Else the path of a small layer would be too short to be worth a program."""

@@ -113,7 +113,7 @@ def fused_gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_
 
 # nn.LSTMCell and nn.GRUCell. For an outside device torch would take them apart into products and a fused
 # kernel, which has no tangents; nor has ONNX, or the CPU, where a trace may be loaded, such a kernel. So
-# they are written with other overloads, as on the CPU: cells.cpp has the same.
+# they are written with other overloads, as on the CPU: linear.cpp has the same.
 
 
 def _check_sizes(x: torch.Tensor, hidden: torch.Tensor, of_x: Any, of_hidden: Any) -> None:

@@ -102,8 +102,7 @@ bool run_adam(const torch::jit::Stack& host) {
       if (one.sizes() != x.sizes() || one.scalar_type() != x.scalar_type() || !one.is_contiguous()) return false;
     if (!is_disjoint(update)) return false;
   }
-  if (!have_own_memory(all[0])) return false;
-  if (!(by.weight < 0.5)) return false;  // torch's lerp then adds in the other direction
+  if (!have_own_memory(all[0]) || !(by.weight < 0.5)) return false;  // torch's lerp adds in the other direction from .5
   for (size_t i = 0; i < count; i++) {
     const Tensor x = all[0].get(i), most = by.amsgrad ? all[4].get(i) : Tensor();
     const auto make = x.scalar_type() == at::kFloat ? &run<float> : &run<double>;

@@ -9,16 +9,8 @@
 namespace ltc {
 namespace {
 
-using Pair = std::tuple<Tensor, Tensor>;
-using Signature = Pair(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool,
-                       std::optional<double>);
-
-Pair attended(const torch::jit::Stack& given) {
-  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
-  return attention.redispatch(DispatchKeySet(DispatchKey::PrivateUse1), given[0].toTensor(), given[1].toTensor(),
-                              given[2].toTensor(), given[3].toOptional<Tensor>(), given[5].toBool(),
-                              given[7].toOptional<double>());
-}
+using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                                             bool, std::optional<double>);
 
 // True if a mask may be added to the scores, whose sizes it is spread to; so does none.
 bool fits_scores(const IValue& bias, const Tensor& query, const Tensor& key) {
@@ -108,7 +100,10 @@ void register_attention(torch::Library& autograd) {
 void AttentionKernel::operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, torch::jit::Stack* stack) {
   const torch::jit::Stack given(stack->end() - 8, stack->end());
   if (given[4].toDouble() != 0) return CallKernel::operator()(handle, keys, stack);
-  auto [result, logarithms] = attended(given);
+  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
+  auto [result, logarithms] = attention.redispatch(
+      DispatchKeySet(DispatchKey::PrivateUse1), given[0].toTensor(), given[1].toTensor(), given[2].toTensor(),
+      given[3].toOptional<Tensor>(), given[5].toBool(), given[7].toOptional<double>());
   stack->resize(stack->size() - 8);
   const Tensor none;
   torch::jit::push(*stack, std::move(result), std::move(logarithms), none, none, given[0].toTensor().sym_size(-2),

@@ -63,11 +63,6 @@ struct Copy {
 };
 
 
-// Which is zero in every dtype, also in those for which PyTorch has no kernel that fills.
-void zero_bytes(const c10::Storage& memory) {
-  if (memory.nbytes()) std::memset(memory.mutable_data(), 0, memory.nbytes());
-}
-
 // One call, from its operands to its results. Nothing is changed before the kernel runs.
 class Call {
  public:
@@ -283,7 +278,8 @@ class Call {
     if (is_value_) return holding(std::move(host));
     if (overload_.is_view) return view(std::move(host), index);
     host = in_own_memory(std::move(host));
-    if (overload_.rule & ZEROED) zero_bytes(host.storage());
+    // Zero in every dtype, also in those for which PyTorch has no kernel that fills.
+    if ((overload_.rule & ZEROED) && host.nbytes()) std::memset(host.mutable_data_ptr(), 0, host.nbytes());
     return holding(std::move(host));
   }
 

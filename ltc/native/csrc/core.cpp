@@ -163,10 +163,9 @@ int64_t ltc_register() {
   register_guard();
   register_reads(aten);
   auto& autograd = library(torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse1);
-  register_linear(autograd, library(torch::Library::IMPL, "aten", DispatchKey::CPU));
+  register_linear(autograd, aten, library(torch::Library::IMPL, "aten", DispatchKey::CPU));
   register_attention(autograd);
   register_reshape(autograd, aten);
-  register_cells(autograd, aten);
   return count;
 }
 
@@ -337,10 +336,9 @@ int64_t ltc_view_strides(c10::StorageImpl* storage, int64_t* strides, int64_t ro
   if (held->is_walked) return held->base ? -2 : 0;
   if (!held->host.defined()) return -1;
   if (!held->base) return 0;
-  if (!has_true_strides(*held)) return -1;
-  if (held->host.is_contiguous()) return 0;
   const auto found = held->host.strides();
-  if (int64_t(found.size()) > room) return -1;
+  if (!has_true_strides(*held) || int64_t(found.size()) > room) return -1;
+  if (held->host.is_contiguous()) return 0;
   std::copy(found.begin(), found.end(), strides);
   return int64_t(found.size());
 }

@@ -7,11 +7,8 @@
 
 namespace ltc {
 
-// F.linear as one call; see ltc/device/ops/linear_layers.py.
-void register_linear(torch::Library& autograd, torch::Library& cpu);
-
-// Recurrent cells.
-void register_cells(torch::Library& autograd, torch::Library& device);
+// F.linear as one call, see ltc/device/ops/linear_layers.py; and the cells of recurrent layers.
+void register_linear(torch::Library& autograd, torch::Library& device, torch::Library& cpu);
 
 // Tensors in another shape.
 void register_reshape(torch::Library& autograd, torch::Library& device);

@@ -35,29 +35,22 @@ void words_of(uint64_t seed, uint64_t block, int64_t blocks, uint32_t* words) {
   }
 }
 
-// Call `use(first, last, words)` for all elements, piece by piece; each has so many words.
-template <class Use>
-void with_words(int64_t elements, int64_t seed, int64_t each, Use use) {
-  at::parallel_for(0, (elements + PIECE - 1) / PIECE, PIECES_EACH, [&](int64_t begin, int64_t end) {
-    uint32_t words[2 * PIECE];
-    for (int64_t first = begin * PIECE; first < std::min(end * PIECE, elements); first += PIECE) {
-      const auto last = std::min(first + PIECE, elements);
-      words_of(uint64_t(seed), uint64_t(first * each / 4), (each * (last - first) + 3) / 4, words);
-      use(first, last, words);
-    }
-  });
-}
-
 uint64_t two_words(const uint32_t* words) { return uint64_t(words[1]) << 32 | words[0]; }
 
 double in_64_bits(const uint32_t* words) { return double(int64_t(two_words(words) >> 11)) * 0x1p-53; }
 
-// Write `number(element, its words)` of each element to a contiguous tensor.
+// Write `number(element, its words)` of each element to a contiguous tensor, piece by piece; each has so many words.
 template <class Element, class Number>
 void fill(const Tensor& made, int64_t seed, int64_t each, Number number) {
   auto* elements = made.mutable_data_ptr<Element>();
-  with_words(made.numel(), seed, each, [&](int64_t first, int64_t last, const uint32_t* words) {
-    for (int64_t i = first; i < last; i++) elements[i] = Element(number(i, words + each * (i - first)));
+  const int64_t count = made.numel();
+  at::parallel_for(0, (count + PIECE - 1) / PIECE, PIECES_EACH, [&](int64_t begin, int64_t end) {
+    uint32_t words[2 * PIECE];
+    for (int64_t first = begin * PIECE; first < std::min(end * PIECE, count); first += PIECE) {
+      const auto last = std::min(first + PIECE, count);
+      words_of(uint64_t(seed), uint64_t(first * each / 4), (each * (last - first) + 3) / 4, words);
+      for (int64_t i = first; i < last; i++) elements[i] = Element(number(i, words + each * (i - first)));
+    }
   });
 }
 
@@ -66,11 +59,6 @@ void assign(Stack& host, Tensor made) {
   Tensor self = host[0].toTensor();
   self.copy_(made);
   host = {IValue(std::move(self))};
-}
-
-bool lies_within(const IValue& number, double least, double most) {
-  const double value = number.toScalar().toDouble();
-  return value >= least && value <= most;
 }
 
 // --- each overload: false where Python has to run the call ----------------------------------------
@@ -108,9 +96,9 @@ Tensor ones(at::IntArrayRef sizes, const Tensor& probability, int64_t seed) {
 }
 
 bool bernoulli_with(Stack& host) {
-  if (!lies_within(host[1], 0, 1)) return false;
-  const auto& self = host[0].toTensor();
-  assign(host, ones(self.sizes(), at::scalar_tensor(host[1].toDouble(), at::kDouble), draw()));
+  const double p = host[1].toDouble();
+  if (!(p >= 0 && p <= 1)) return false;
+  assign(host, ones(host[0].toTensor().sizes(), at::scalar_tensor(p, at::kDouble), draw()));
   return true;
 }
 
@@ -202,11 +190,10 @@ bool random(Stack& host) {
 
 using Kernel = bool (*)(Stack&);
 const std::unordered_map<std::string, Kernel> KERNELS = {
-    {"aten::native_dropout", dropout},      {"aten::bernoulli_.float", bernoulli_with},
-    {"aten::bernoulli", bernoulli},         {"aten::uniform_", uniform},
-    {"aten::rand", rand},
-    {"aten::randint", randint<-1, 0, 1>},   {"aten::randint.low", randint<0, 1, 2>},
-    {"aten::random_.to", random<-1, 1>},    {"aten::random_.from", random<1, 2>},
+    {"aten::native_dropout", dropout},    {"aten::bernoulli_.float", bernoulli_with},
+    {"aten::bernoulli", bernoulli},       {"aten::uniform_", uniform},
+    {"aten::randint", randint<-1, 0, 1>}, {"aten::randint.low", randint<0, 1, 2>}, {"aten::rand", rand},
+    {"aten::random_.to", random<-1, 1>},  {"aten::random_.from", random<1, 2>},
 };
 
 // PyTorch's kernel, with a generator of its own.

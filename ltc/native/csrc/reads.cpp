@@ -29,17 +29,12 @@ bool note_read(const Tensor& value, bool is_number) {
   return true;
 }
 
-at::Scalar number_at(const Tensor& host) {
-  c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
-  return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
-}
-
 at::Scalar number(const Tensor& tensor) {
   auto* held = held_by(tensor);
   const bool has_ended = held && held->is_walked && !in_some_mode() && ends_at_read(true);
   if ((has_ended || this_thread().gate.runs()) && held && held->host.defined() && !in_some_mode()) {
     const Tensor host = held->host;  // Python may take the value
-    const at::Scalar found = number_at(host);
+    const at::Scalar found = at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
     // Python's kernel reads NaN: it has a hint for the user.
     const bool is_nan = found.isFloatingPoint() && std::isnan(found.toDouble());
     if (!is_nan && (has_ended ? note_read(host, true) : may_read_here(host, true))) return found;

@@ -23,15 +23,14 @@ bool copies(const Tensor& self, const HeldValue* known, at::IntArrayRef sizes) {
   return !at::detail::computeStride(known->host.sizes(), known->host.strides(), wanted);
 }
 
-bool is_walked_whole(const HeldValue* held) { return held && held->is_walked && !held->base; }
-
 // The tensor, or a copy of it that is reshaped in its place.
 Tensor to_reshape(const Tensor& self, c10::SymIntArrayRef sizes) {
   const bool is_ours = self.device().is_privateuseone() && self.layout() == c10::kStrided;
   if (!is_ours || self.key_set().has_any(modes())) return self;  // a fake tensor, or another one's wrapper
   const auto whole = c10::asIntArrayRefSlowOpt(sizes);
   const auto* held = held_by(self);
-  return whole && !is_walked_whole(held) && copies(self, held, *whole) ? self.clone() : self;
+  const bool is_walked_whole = held && held->is_walked && !held->base;
+  return whole && !is_walked_whole && copies(self, held, *whole) ? self.clone() : self;
 }
 
 Tensor reshape(const Tensor& self, c10::SymIntArrayRef sizes) {
