@@ -160,7 +160,11 @@ def in_a_new_process(name: str, system: str, chosen: argparse.Namespace) -> dict
                 [*command, *sizes], env=environment, capture_output=True, text=True,
                 check=True, timeout=SECONDS,
             )  # fmt: skip
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        except subprocess.CalledProcessError as failed:
+            print(f"{name} on {system}: {failed.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            return None
+        except subprocess.TimeoutExpired:
+            print(f"{name} on {system}: not over after {SECONDS} s", file=sys.stderr)
             return None
     return json.loads(done.stdout.splitlines()[-1])
 
