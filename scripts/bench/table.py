@@ -52,8 +52,8 @@ class Column:
     Attributes:
         measured: When, and what is unlike the others.
         by: The commits, which the page leaves out.
-        gflops, copied: Multiply-adds in 10^9 a second, and GB a second read and written; None where nobody noted them.
-        ratios: By workload; those that nobody measured are left out.
+        gflops, copied: Multiply-adds in 10^9 a second, and GB a second read and written; None where they were not noted.
+        ratios: By workload; those that were not measured are left out.
     """
 
     measured: str

@@ -120,7 +120,7 @@ class Loop:
 
     @property
     def iterations(self) -> int:
-        """How many were looked at since their timing began, and at least one."""
+        """The iterations that were looked at since their timing began; at least one."""
         return max(1, len(self.times) + len(self.eager))
 
     def awaits_program(self) -> bool:
