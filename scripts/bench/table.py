@@ -52,7 +52,7 @@ class Column:
     Attributes:
         measured: When, and what is unlike the others.
         by: The commits, which the page leaves out.
-        gflops, copied: Multiply-adds in 10^9 a second, and GB a second read and written; None where they were not noted.
+        gflops, copied: 10^9 multiply-adds a second, GB a second read and written; None where they were not noted.
         ratios: By workload; those that were not measured are left out.
     """
 
