@@ -536,6 +536,7 @@ NO_STATE = {
     "sync._STOP_SECONDS": "how long the end of the program waits for a thread",
     "sync._REST_SECONDS": "how long the end of the program waits for a thread",
     "recorder.NOBODY": "a number that no thread has",
+    "immediate_session.NEVER": "calls that no session has",
     "path_selection.MAX_PATHS": "a bound of memory",
     "pattern._MOST_SHIFT": "which expressions are tried for a size",
     "program_of_sizes.MOST_READY": "a bound of memory",
