@@ -168,6 +168,9 @@ PROGRAMS = {
     ),
     "reading_in_the_loop": Mistake(
         """
+        import os
+
+        os.environ["LTC_NATIVE"] = "0"  # with the core it is hardly slower
         import torch
         from torch import nn
         import ltc
