@@ -2,13 +2,13 @@
 
 An iteration ends where the same line marks a step, makes an optimizer step or reads a value. Of a loop
 that has run long enough a few iterations are timed, and eager PyTorch's time is estimated from the next
-few: those of seconds before may have been another network's. Python's profiler tells the time in ltc's
-own functions from the program's: eager PyTorch does without the former. Where programs are launched,
-the recorded calls run once more on PyTorch's kernels, and eager PyTorch takes that time as well. The
-profiler slows the program down, so the estimate is rather too high. The loop is slower than eager if
-the lower quartile of its iterations is a tenth above the median of the estimates. Iterations before its
-first launch tell nothing of those behind it, and two estimates that are far above its iterations are
-enough.
+few: those of seconds before may have been another network's. Where programs are launched, the recorded
+calls run once more on PyTorch's kernels: eager PyTorch takes at least that time, and two such runs that
+are far above the iterations are enough. Behind them, in a row of iterations of its own, Python's profiler
+tells the time in ltc's own functions from the program's: eager PyTorch takes the latter as well. (In the
+same iterations it would find the cold memory that the runs leave.) The loop is slower than eager if the
+lower quartile of its iterations is a tenth above the sum of the two, which is rather too high: ltc's C++
+counts as the program's. Iterations before its first launch tell nothing of those behind it.
 
 Nothing here decides how a step runs: the times go into the line on stderr, and nowhere else.
 """
@@ -20,7 +20,7 @@ import cProfile
 import enum
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
 from ltc.aten.expansion import values_read_by
 from ltc.backends.interpreter.recorded_call import OWN_CALLS, run_by_kernel
-from ltc.backends.kernel_call import kernel_call
+from ltc.backends.kernel_call import REFUSALS, kernel_call
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.device.evidence.reads_explained import (
     BEFORE_THE_MARK,
@@ -46,12 +46,13 @@ from ltc.runtime.background import compile_behind
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import spans
 from ltc.support.user_frame import innermost_user_frame
-from ltc.tracebacks import is_ltcs
+from ltc.tracebacks import is_ltcs, is_of_python
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
 SAMPLES = 8  # iterations of either kind, below which quartiles say nothing
 MARGIN = 1.1  # times eager's time: less is noise, above all in a loop that waits for something else
 FEW_SAMPLES, FAR = 2, 1.25  # so many that are so many times an iteration leave no doubt
+RUNS = 2  # of a kernel, of which the faster one counts
 _SLOW_SETTINGS = ("LTC_CHECK", "LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_DUMP", "LTC_SYNC_WAIT")
 _asked = config.reader("LTC_HINTS", "XRT_SHARD_ORDINAL")
 
@@ -77,7 +78,9 @@ class Loop:
     Attributes:
         begun: When the present window began.
         times: Nanoseconds of the iterations that were timed at its end; launched: their launches.
-        eager: Estimates of eager PyTorch's nanoseconds for the iterations behind these.
+        kernels: Nanoseconds of PyTorch's kernels in the launched iterations behind these.
+        profiles: Of the iterations behind those. To read one takes long, so they are read together.
+        outside: Nanoseconds in which these iterations were not in ltc's functions.
         reads: Values read at other lines meanwhile; read_at: the latest such line.
         events_between: The most other ends that came between two of its own.
     """
@@ -86,7 +89,9 @@ class Loop:
         self.place, self.end = place, end
         self.read_at = place
         self.times: list[int] = []
-        self.eager: list[int] = []
+        self.kernels: list[int] = []
+        self.profiles: list[cProfile.Profile] = []
+        self.outside: list[int] = []
         self.events_between = 0
         self.patience = PATIENCE_SECONDS * 1e9
         self.begin_window()
@@ -99,8 +104,9 @@ class Loop:
     def begin_timing(self) -> None:
         """Time iterations, and count the events that are to blame, from here on."""
         self.launched, self.reads, self.events = 0, 0, history.counts()
-        self.times.clear()
-        self.eager.clear()
+        samples: tuple[list, ...] = self.times, self.kernels, self.profiles, self.outside
+        for one in samples:
+            one.clear()
 
     def add(self, taken: Iteration) -> None:
         """Add an iteration that was not sampled."""
@@ -121,7 +127,21 @@ class Loop:
     @property
     def iterations(self) -> int:
         """The iterations that were looked at since their timing began; at least one."""
-        return max(1, len(self.times) + len(self.eager))
+        return max(1, len(self.times) + len(self.kernels) + len(self.outside))
+
+    @property
+    def awaits_kernels(self) -> bool:
+        """True if kernels are to be timed next: those of launches are."""
+        return self.is_launched and len(self.kernels) < SAMPLES
+
+    @property
+    def eager(self) -> float:
+        """The estimate of eager PyTorch's nanoseconds."""
+        return median(self.outside) + median(self.kernels or [0])
+
+    def read_profiles(self) -> None:
+        """Know `outside` of what was profiled."""
+        self.outside = [time_outside(profile, self.is_launched) for profile in self.profiles]
 
     def awaits_program(self) -> bool:
         """Return True if it has launched nothing, and a program came in this window or is on its way."""
@@ -129,15 +149,15 @@ class Loop:
 
     def is_slower(self) -> bool:
         """Return True if it takes a tenth longer than eager PyTorch."""
-        if min(len(self.eager), len(self.times)) < SAMPLES:
+        if min(len(self.outside), len(self.times)) < SAMPLES:
             return False
-        return quantiles(self.times)[0] > MARGIN * median(self.eager)
+        return quantiles(self.times)[0] > MARGIN * self.eager
 
     def is_far_quicker(self) -> bool:
-        """Return True if the samples so far leave no doubt that eager PyTorch takes longer."""
-        if len(self.eager) < FEW_SAMPLES or len(self.times) < SAMPLES:
+        """Return True if the kernels so far leave no doubt that eager PyTorch takes longer."""
+        if len(self.kernels) < FEW_SAMPLES or len(self.times) < SAMPLES:
             return False
-        return min(self.eager) > FAR * quantiles(self.times)[0]
+        return min(self.kernels) > FAR * quantiles(self.times)[0]
 
 
 # --- the time of eager PyTorch ----------------------------------------------------------------------
@@ -156,23 +176,25 @@ def time_outside(profile: cProfile.Profile, has_launched: bool) -> int:
             seconds += 0.0 if has_launched and _BACKWARD in code else entry.inlinetime
         elif not is_ltcs(code.co_filename):
             seconds += entry.inlinetime
-        else:  # what it calls that is no Python, but for PyTorch's kernels
+        else:
             seconds -= sum(one.inlinetime for one in entry.calls or () if _is_own_call(one.code))
-    return int(seconds * 1e9)
+    return max(0, int(seconds * 1e9))
 
 
 _BACKWARD = "run_backward"
 
 
 def _is_own_call(code: Any) -> bool:
-    return isinstance(code, str) and "PyCapsule" not in code and "torch._ops" not in code
+    """Return True if what a function of ltc's calls is no part of the program: no kernel, no code of the user's."""
+    if isinstance(code, str):
+        return "ltc_core" in code or not ("PyCapsule" in code or "torch._ops" in code)
+    return is_of_python(code.co_filename) or code.co_filename == torch._ops.__file__
 
 
 def kernel_time(recorder: Any) -> int | None:
     """Return the nanoseconds that PyTorch's kernels take for the recorded calls, apart from all else.
 
-    Each runs twice, since the first time finds cold memory. Their results are dropped, and the CPU's stream
-    of random numbers is set back.
+    Their results are dropped, and the CPU's stream of random numbers is set back.
 
     Returns:
         None if a call has no kernel that makes the recorded result: it begins with undefined memory, say.
@@ -228,7 +250,10 @@ class _KernelTimes:
         return made is not None
 
     def _time(self, call: Call) -> None:
-        """Time the kernel alone; one that writes gets copies to write to."""
+        """Time the kernel alone, at its fastest: the first run finds cold memory.
+
+        One that writes gets copies to write to.
+        """
         kernel = kernel_call(call.overload)
 
         def given(argument: Any) -> Any:
@@ -238,9 +263,18 @@ class _KernelTimes:
             return self._numbers[argument.slot] if argument.__class__ is Scalar else argument
 
         args, kwargs = call.filled(given)
-        begin = spans.now()
-        kernel(args, kwargs)
-        self.total += spans.now() - begin  # type: ignore[operator]  # it is no None yet
+        try:
+            function = kernel.quick
+            function(*args, **kwargs)
+        except REFUSALS:
+            function = kernel.function
+        self.total += min(_time_of(function, args, kwargs) for _ in range(RUNS))  # type: ignore[operator]
+
+
+def _time_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    begin = spans.now()
+    function(*args, **kwargs)
+    return spans.now() - begin
 
 
 # --- the loops of a thread --------------------------------------------------------------------------
@@ -254,7 +288,8 @@ class _ThreadLoops(threading.local):
         self.loop: Loop | None = None
         self.begin, self.sleeps_until = spans.now(), 0
         self.others = self.launches = 0
-        self.kernels: int | None = 0  # nanoseconds of a sample's calls; None: not known
+        self.is_timing_kernels = False
+        self.kernels: int | None = 0  # nanoseconds of the calls since then; None: not known
         self.profile: cProfile.Profile | None = None
 
     def ended(self, end: End, place: UserFrame) -> None:
@@ -268,7 +303,7 @@ class _ThreadLoops(threading.local):
             return
         loop.events_between, self.others = max(loop.events_between, self.others), 0
         taken = Iteration(spans.now() - self.begin, self.launches)
-        if self.profile is not None:
+        if self.is_sampling:
             self._end_sample(loop, taken)
         elif spans.timeline is None:
             self._add(loop, taken)
@@ -317,52 +352,63 @@ class _ThreadLoops(threading.local):
 
     # --- samples
 
+    @property
+    def is_sampling(self) -> bool:
+        return self.is_timing_kernels or self.profile is not None
+
     def _begin_sample(self, loop: Loop) -> None:
         if loop.awaits_program() or not is_on() or sys.getprofile() is not None:
             loop.begin_window()
             return
-        self.kernels, self.profile = 0, cProfile.Profile()
+        self.is_timing_kernels, self.kernels = loop.awaits_kernels, 0
+        if self.is_timing_kernels:
+            return
+        self.profile = cProfile.Profile()
         with contextlib.suppress(ValueError):  # another tool profiles: then nothing is found
             self.profile.enable()
 
     def _end_sample(self, loop: Loop, taken: Iteration) -> None:
-        assert self.profile is not None
-        profile, kernels = self.profile, self.kernels
+        profile = self.profile
         self._stop_sample()
-        if (
-            kernels is None
-            or loop.is_launched != (taken.launches > 0)
-            or spans.timeline is not None
-        ):
-            loop.patience *= 2
-            loop.begin_window()
+        is_unlike = loop.is_launched != (taken.launches > 0)
+        if is_unlike or self.kernels is None or spans.timeline is not None:
+            self._wait_longer(loop)
             return
-        loop.eager.append(time_outside(profile, loop.is_launched) + kernels)
-        if len(loop.eager) < SAMPLES and not loop.is_far_quicker():
+        if profile is None:
+            loop.kernels.append(self.kernels)
+        else:
+            loop.profiles.append(profile)
+        if loop.is_far_quicker() or len(loop.profiles) == SAMPLES:
+            self._judge(loop)
+        else:
             self._begin_sample(loop)
-            return
+
+    def _judge(self, loop: Loop) -> None:
+        loop.read_profiles()
         if loop.awaits_program():
             loop.begin_window()
             return
         if loop.is_slower():
             _say(loop)
+        self._wait_longer(loop)
+        self.sleeps_until = loop.begun + int(loop.patience)
+
+    @staticmethod
+    def _wait_longer(loop: Loop) -> None:
         loop.patience *= 2
         loop.begin_window()
-        self.sleeps_until = loop.begun + int(loop.patience)
 
     def _stop_sample(self) -> None:
         if self.profile is not None:
             self.profile.disable()
-        self.profile = None
+        self.profile, self.is_timing_kernels = None, False
 
     def launch(self, recorder: Any, end: Callable[[Any], None]) -> None:
         """End a followed recording."""
         self.launches += 1
-        if self.profile is not None and self.kernels is not None:
-            self.profile.disable()
+        if self.is_timing_kernels and self.kernels is not None:
             spent = kernel_time(recorder)
             self.kernels = None if spent is None else self.kernels + spent
-            self.profile.enable()
         end(recorder)
 
 
@@ -397,7 +443,7 @@ def launching(recorder: Any, end: Callable[[Any], None]) -> None:
 
 def is_sampling() -> bool:
     """Return True if a sample wants to see the calls of a followed recording when it ends."""
-    return _watch.profile is not None
+    return _watch.is_timing_kernels
 
 
 def launched() -> None:
@@ -430,7 +476,7 @@ def _say(loop: Loop) -> None:
 
 def sentence(loop: Loop) -> str:
     """Return the hint: figures, the cause, the user's line, the cure."""
-    ours, eager, cause = median(loop.times), median(loop.eager), cause_of(loop)
+    ours, eager, cause = median(loop.times), loop.eager, cause_of(loop)
     return (
         f"ltc hint: this loop is slower than eager PyTorch: {ours * 1e-6:.3g} ms an iteration, at most about "
         f"{eager * 1e-6:.3g} ms in eager. {cause.what}, at {cause.line}. Cure: {cause.cure}. "
