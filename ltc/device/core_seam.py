@@ -84,6 +84,7 @@ class CoreRule(enum.IntFlag):
     OF_DEVICE = 2048
     DRAWS = 4096
     FROM_START = 8192
+    BY_PROGRAM = 16384
 
 
 # What the core runs by itself, though Python has kernels of its own for it, or leaves it to its rule.
@@ -107,6 +108,11 @@ _DRAWN = frozenset(
         "randint.low", "random_.to", "random_.from", "multinomial", "poisson",
     )
 )  # fmt: skip
+# Those that round more than once: the core launches the program that Python has drawn them by before.
+_DRAWN_BY_PROGRAMS = frozenset(
+    f"aten::{name}"
+    for name in ("randn", "randn_like", "normal_", "normal.float_float", "exponential_")
+)
 
 
 def _rule(name: str) -> int:
@@ -120,6 +126,9 @@ def _rule(name: str) -> int:
         return _ITS_OWN[name]
     if name in _DRAWN:
         return CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | CoreRule.DRAWS
+    if name in _DRAWN_BY_PROGRAMS:
+        draws = CoreRule.DRAWS | CoreRule.BY_PROGRAM
+        return CoreRule.RUNS_HERE | CoreRule.ANY_STRIDES | draws
     if name in _NOT_THERE or not kernel.runs_here or torch.Tag.inplace_view in tags:
         return 0
     facts = {
@@ -327,6 +336,12 @@ def _undraw() -> None:
     device_at(0).random.undraw()
 
 
+def _program_drawn() -> list[int]:
+    """Return how the program is launched by which the thread's last call has drawn; see python_side.h."""
+    session = sessions.get(get_ident())
+    return [] if session is None else session.words_of_last_draw()
+
+
 def _catch_up() -> None:
     device_at(0).recorder().catch_up()
 
@@ -437,6 +452,7 @@ def install(core: Core) -> None:
         "open(Tensor[] tensors, int[] numbers) -> bool": _open,
         "draw() -> int": _draw,
         "undraw() -> ()": _undraw,
+        "program_drawn() -> int[]": _program_drawn,
         "copies(Tensor tensor, int[] sizes) -> bool": strided_copies.reshapes_by_copy,
         "catch_up() -> ()": _catch_up,
         "begin() -> ()": begin_for_core,

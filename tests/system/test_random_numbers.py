@@ -42,13 +42,26 @@ def made(shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
+def rounded(shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
+    """By logarithms and cosines: the core launches a program for all but the first of each kind."""
+    x, found = values(shape, dtype), []
+    for number in (0.3, 2.0, 1e-3):
+        found += [
+            torch.randn(shape, dtype=dtype, device="ltc"), torch.randn_like(x),
+            torch.randn_like(x.mT if x.dim() > 1 else x),
+            torch.normal(-number, number, shape, dtype=dtype, device="ltc"),
+            x.normal_(1, number).clone(), x.exponential_(number).clone(),
+        ]  # fmt: skip
+    return [*found, torch.normal(1.0, 0.0, shape, dtype=dtype, device="ltc"), x.normal_(2.0, 0.0)]
+
+
 def drawn(draw: Callable, shape: tuple, dtype: torch.dtype) -> list[torch.Tensor]:
     torch.manual_seed(3)
     return [one.cpu() for one in draw(shape, dtype)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("draw", [dropped, written, made])
+@pytest.mark.parametrize("draw", [dropped, written, made, rounded])
 def test_the_core_draws_what_a_program_draws(draw, dtype):
     for shape in SHAPES:
         at_once = drawn(draw, shape, dtype)
@@ -74,6 +87,42 @@ def test_draws_do_not_come_to_python():
         torch.native_dropout(x, 0.5, True)
         (x + 1).sum().item()
     assert CORE.left_to_python() == before
+
+
+@pytest.mark.skipif(CORE is None, reason="there is no native core")
+def test_of_draws_by_a_program_the_first_alone_comes_to_python(quick_calls):
+    """Where the numbers differ the program is the same; where sizes, dtypes or defaults do it is not."""
+
+    def came(*draws: Callable[[], torch.Tensor]) -> int:
+        before = sum(CORE.left_to_python().values())
+        for draw in draws:
+            draw()
+        return sum(CORE.left_to_python().values()) - before
+
+    shape = 13, 17  # no other test's
+    assert came(*[lambda k=k: torch.normal(k, 1.0 + k, shape, device="ltc") for k in range(9)]) == 1
+    assert came(*[lambda: torch.randn(shape, device="ltc")] * 9) == 1
+    assert came(lambda: torch.randn(shape[::-1], device="ltc")) == 1
+    assert came(lambda: torch.randn(shape, dtype=torch.float16, device="ltc")) == 1
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (
+            came(lambda: torch.randn(shape, device="ltc"), lambda: torch.randn(shape, device="ltc"))
+            == 1
+        )
+        assert torch.randn(shape, device="ltc").dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan")])
+def test_a_program_does_not_draw_what_is_refused(number):
+    x = torch.zeros(6, device="ltc")
+    for _ in range(3):
+        x.normal_(0, 1), x.exponential_(1)
+    for draw in (lambda: x.normal_(0, number), lambda: x.exponential_(number)):
+        with pytest.raises(RuntimeError):
+            draw().cpu()
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])

@@ -2,7 +2,7 @@
 
 The reference draws the same bits.  Integers, uniform numbers and masks are made of them by what rounds
 nothing, or once.  Normal numbers are made by logarithms and cosines, which differ in the last place: a
-compiled program makes those.
+compiled program makes those. The native core launches it, once it knows how.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.expansion import expand_alone, values_read_by
+from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.eager import EagerComputation
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -33,17 +34,37 @@ class ByRule:
         self._computation = (
             EagerComputation(graph, frozenset()) if has_same_bits else compile(graph)
         )
+        self._slots = tuple(Numbering([call]).slots)
 
     def run(
         self, call: Call, values: Mapping[CallResult, torch.Tensor], numbers: Any
     ) -> list[torch.Tensor | None]:
         """Return the results of the call; `numbers`: of its scalars, by their slots."""
         operands = [values[one].resolve_neg().contiguous() for one in values_read_by(call)]
-        scalars = [numbers[slot] for slot in Numbering([call]).slots]
+        scalars = [numbers[slot] for slot in self._slots]
         made = iter(self._computation.launch(operands, scalars))
         return [None if result is None else next(made) for result in call.results]
 
+    def words_for_core(self) -> list[int]:
+        """Return the bytes of the program's frame, and its kernels, then what an Exit of exits.h is made of.
 
+        Of a program that makes one tensor of numbers alone, which stays where it is from now on; else none.
+        """
+        in_frame = ComputationCapabilities.of(self._computation).in_frame
+        launch = None if in_frame is None else in_frame()
+        if launch is None or launch.inputs or launch.outputs != (0,):
+            return []
+        _of_core.append(self._computation)
+        cells = [(self._slots[slot], place, ord(letter)) for slot, letter, place in launch.cells]
+        counts = 0, 1, len(cells), 0  # inputs, made, cells, values
+        made = 0
+        return [
+            launch.frame, launch.kernels, launch.run, launch.constants, launch.block, launch.guard, *counts, made,
+            *[word for cell in cells for word in cell],
+        ]  # fmt: skip
+
+
+_of_core: list[Any] = []  # programs that the core launches; it keeps a few hundred
 _ROUNDS_ONCE = frozenset({ops.MUL})
 # Behind a product, one instruction may make both.
 _ROUNDS_ONCE_ALONE = frozenset({ops.ADD, ops.SUB, ops.DIV})

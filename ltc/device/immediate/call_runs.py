@@ -35,8 +35,12 @@ class CallRun:
         self.value: Any = call.results[0] if call.results else None
 
 
-def run(call: Call, numbers: Sequence[Any], device: int) -> list[torch.Tensor | None]:
-    """Return the call's results; its operands are computed, and are left as they are.
+def run(
+    call: Call, numbers: Sequence[Any], device: int
+) -> tuple[list[torch.Tensor | None], ByRule | None]:
+    """Return the call's results, and the rule by which they were made, if they were.
+
+    Its operands are computed, and are left as they are.
 
     Args:
         numbers: The values of its scalars, by their slots.
@@ -48,10 +52,10 @@ def run(call: Call, numbers: Sequence[Any], device: int) -> list[torch.Tensor | 
         if rule is None:
             made = None if is_by_rule(call) else run_by_kernel(call, values, numbers)
             if made is not None:
-                return made
+                return made, None
             rule = ByRule(call, functools.partial(compiled_call, device=device))
             _rules.keep(key, rule)
-        return rule.run(call, values, numbers)
+        return rule.run(call, values, numbers), rule
 
 
 def _key(call: Call, places: dict[CallResult, int]) -> tuple:

@@ -16,6 +16,7 @@ import torch
 
 from ltc import config
 from ltc.aten.call import Call, CallResult
+from ltc.backends.interpreter.by_rule import ByRule
 from ltc.backends.interpreter.view_chains import shown, viewed, write_through
 from ltc.backends.kernel_call import ALONE
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
@@ -85,6 +86,8 @@ class ImmediateSession:
         # Of the calls before a cut, behind which others are summed up.
         self._summed: Summed | None = None
         self._core_goes_on = False  # behind that cut
+        # The calls so far when one has drawn by its rule, and that.
+        self._last_draw: tuple[int, ByRule] | None = None
         self._begin(may_sketch)
         self.made_states = recorder.live.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
@@ -490,16 +493,22 @@ class ImmediateSession:
         """
         began = spans.now()
         try:
-            made = call_runs.run(call, numbers, self._device)
+            made, rule = call_runs.run(call, numbers, self._device)
         except Exception as error:
             if isinstance(error, IndexError):
                 backend_errors.note_step(error, executor_of(self._device).marks)
             raise backend_errors.in_a_program(error, self._device, None)  # noqa: B904  it may be it
         call.results = tuple([None if x is None else computed(self.recorder, x) for x in made])
         self.calls += 1
+        self._last_draw = None if rule is None or call.seed is None else (self.calls, rule)
         if spans.timeline is not None:
             note_call(call.overload, call.args, call.kwargs, call.results, began)
         return call_runs.CallRun(call)
+
+    def words_of_last_draw(self) -> list[int]:
+        """Return how the core launches the program by which the last call has drawn; none if none has."""
+        calls, rule = self._last_draw or (-1, None)
+        return rule.words_for_core() if rule is not None and calls == self.calls else []
 
     def viewed(
         self, value: CallResult, overload: Any, args: tuple, kwargs: dict

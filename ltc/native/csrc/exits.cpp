@@ -48,7 +48,8 @@ int64_t* memory(Tensor& kept, int64_t bytes) {
 
 thread_local Tensor frame_here, block_here;
 
-// An output in new memory, with so many bytes before it and behind its last cache line: checks look at these.
+}  // namespace
+
 Tensor output_of(const Type& type, int64_t guard) {
   const auto dtype = c10::typeMetaToScalarType(type.dtype);
   if (!guard) return at::detail::empty_cpu(type.sizes, dtype);
@@ -57,6 +58,8 @@ Tensor output_of(const Type& type, int64_t guard) {
   void* own = static_cast<char*>(around.data_ptr()) + guard;
   return at::from_blob(own, type.sizes, [around](void*) {}, at::TensorOptions().dtype(dtype));
 }
+
+namespace {
 
 // The memory of a program's input; none where the program cannot have it as it is.
 Tensor input_of(HeldValue& held, const Type& type, bool is_written) {
@@ -141,6 +144,19 @@ bool Walk::is_at_exit() const {
   return track_->exit && !is_over_ && !is_compared_ && position_ == track_->steps.size();
 }
 
+int64_t Launch::run(const Exit& exit, const std::vector<Tensor>& hosts, const std::vector<IValue>& numbers) const {
+  int64_t* frame = memory(frame_here, frame_bytes);
+  int64_t* address = frame;
+  for (const auto& one : hosts) *address++ = reinterpret_cast<int64_t>(one.data_ptr());
+  *address++ = reinterpret_cast<int64_t>(frame);
+  *address++ = exit.constants;
+  *address++ = 0;
+  *address++ = reinterpret_cast<int64_t>(memory(block_here, exit.block_bytes));
+  for (const auto& cell : exit.cells)
+    if (!cell.holds(numbers[cell.number], frame)) return NOT_LAUNCHED;
+  return reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run)(kernels, frame, threads);
+}
+
 int64_t frame_of_thread() { return reinterpret_cast<int64_t>(frame_here.data_ptr()); }
 
 int64_t Walk::finish(const Launch& launch) {
@@ -158,16 +174,13 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
   c10::impl::ExcludeDispatchKeyGuard below(above_cpu());
   const auto all = living(exit);
   if (all.size() != members_.size()) return NOT_LAUNCHED;
-  int64_t* frame = memory(frame_here, launch.frame_bytes);
-  int64_t* address = frame;
-  std::vector<Tensor> hosts, made;
+  std::vector<Tensor> hosts;
   for (const auto& input : exit.inputs) {
     auto* held = held_by(all[input.name].get());
     const auto& type = track_->types[input.name];
     if (!has_value(all[input.name].get())) return NOT_LAUNCHED;
     hosts.push_back(input_of(*held, type, input.is_written));
     if (!hosts.back().defined()) return NOT_LAUNCHED;
-    *address++ = reinterpret_cast<int64_t>(hosts.back().data_ptr());
   }
   for (const auto& storage : all) {
     const auto* view = held_by(storage.get());
@@ -175,20 +188,11 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
     if (is_of_input && !has_value(view->base.get())) return NOT_LAUNCHED;
   }
   if (is_over_) return NOT_LAUNCHED;  // Python has asked for a value meanwhile
-  for (auto name : exit.made) {
-    made.push_back(output_of(track_->types[name], exit.guard));
-    *address++ = reinterpret_cast<int64_t>(made.back().data_ptr());
-  }
-  *address++ = reinterpret_cast<int64_t>(frame);
-  *address++ = exit.constants;
-  *address++ = 0;
-  *address++ = reinterpret_cast<int64_t>(memory(block_here, exit.block_bytes));
-  for (const auto& cell : exit.cells)
-    if (!cell.holds(numbers_[cell.number], frame)) return NOT_LAUNCHED;
-  const auto run = reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run);
-  const auto failed = run(launch.kernels, frame, launch.threads);
-  if (failed >= 0) return failed;  // nothing was written over: Python finds out
-  for (size_t i = 0; i < made.size(); i++) held_by(all[exit.made[i]].get())->hold(std::move(made[i]));
+  for (auto name : exit.made) hosts.push_back(output_of(track_->types[name], exit.guard));
+  const auto outcome = launch.run(exit, hosts, numbers_);
+  if (outcome != LAUNCHED) return outcome;  // nothing was written over: Python finds out
+  const auto* made = &hosts[exit.inputs.size()];
+  for (size_t i = 0; i < exit.made.size(); i++) held_by(all[exit.made[i]].get())->hold(made[i]);
   is_over_ = true;
   for (const auto& storage : all)
     if (auto* held = held_by(storage.get()); held && held->base && held->is_walked) derive(*held);

@@ -8,6 +8,8 @@
 
 namespace ltc {
 
+struct Type;
+
 // How a walk along a track ends: the program, whose frame is filled as FrameLaunch of capabilities.py says, and what
 // is alive. Python has it from an end of its own.
 struct Exit {
@@ -36,7 +38,12 @@ struct Exit {
 // One launch: its kernels, the bytes of its frame, and its threads.
 struct Launch {
   int64_t kernels, frame_bytes, threads;
+  // Run the program over its inputs and what it makes, in that order; the numbers are those that cells name.
+  int64_t run(const Exit& exit, const std::vector<at::Tensor>& hosts, const std::vector<c10::IValue>& numbers) const;
 };
+
+// An output in new memory, with so many bytes before it and behind its last cache line: checks look at these.
+at::Tensor output_of(const Type& type, int64_t guard);
 
 // What has come of it, or else the number of the kernel that has failed.
 const int64_t LAUNCHED = -1, NOT_LAUNCHED = -2;

@@ -23,6 +23,7 @@ enum Rule : int64_t {
   OF_DEVICE = 2048,   // it takes no number of the CPU's: Python uploads one
   DRAWS = 4096,       // `run_random` draws its numbers
   FROM_START = 8192,  // its last argument is an offset: see `count_from`
+  BY_PROGRAM = 16384,  // its numbers are those of a program
 };
 
 enum class Kind : uint8_t { OTHER, TENSOR, TENSORS, OPTIONAL_TENSORS, DEVICE };

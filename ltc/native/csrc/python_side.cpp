@@ -91,6 +91,8 @@ int64_t draw() { return ask<"ltc_core::draw">().toInt(); }
 
 void undraw() { ask<"ltc_core::undraw">(); }
 
+std::vector<int64_t> program_drawn() { return ask<"ltc_core::program_drawn">().toIntVector(); }
+
 void catch_up() { ask<"ltc_core::catch_up">(); }
 
 void run_in_python(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {

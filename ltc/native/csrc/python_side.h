@@ -63,6 +63,10 @@ bool copies_in_python(const Tensor& tensor, at::IntArrayRef sizes);
 int64_t draw();
 void undraw();
 
+// How the program is launched by which Python has just drawn random numbers: bytes of its frame, and kernels, before
+// the words of an Exit; none where it was no program.
+std::vector<int64_t> program_drawn();
+
 // Python ends the walk of this thread.
 void catch_up();
 

@@ -1,5 +1,5 @@
 // Random numbers, the same as a program's: Philox4x32-10, as backends/reference/philox.py has it, in the formulas of
-// aten/rules/rng.py. Those that round more than once are Python's: a program rounds them in its own way.
+// aten/rules/rng.py. Those that round more than once are a program's, which rounds them in its own way.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -7,7 +7,9 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
+#include "exits.h"
 #include "modes.h"
 #include "overload.h"
 #include "own_kernels.h"
@@ -211,11 +213,70 @@ bool run_seeded(const Overload& overload, Stack& host) {
   return true;
 }
 
+// --- by a program -----------------------------------------------------------------------------------
+
+struct Program {
+  Exit exit;
+  int64_t kernels, frame_bytes;
+  Type type;  // of what it makes
+};
+const size_t MOST_PROGRAMS = 256;  // each is kept for good
+std::mutex programs_change;
+std::map<std::pair<const Overload*, ProgramKey>, Program> programs;
+
+// The numbers that a program is given are not in the key, but behind the seed.
+ProgramKey key_of(Overload& overload, const Stack& host, std::vector<IValue>& numbers) {
+  ProgramKey key{int64_t(c10::typeMetaToScalarType(c10::get_default_dtype()))};
+  for (size_t i = 0; i < host.size(); i++) {
+    const IValue& one = host[i];
+    if (overload.words().kinds[i] == 'n') numbers.push_back(one);
+    key.push_back(one.isTensor() ? int64_t(one.toTensor().scalar_type()) : one.isInt() ? one.toInt() : -1);
+    if (!one.isTensor() && !one.isIntList()) continue;
+    const auto sizes = one.isTensor() ? one.toTensor().sizes().vec() : one.toIntVector();
+    key.push_back(int64_t(sizes.size()));
+    key.insert(key.end(), sizes.begin(), sizes.end());
+  }
+  return key;
+}
+
+bool run_program(Overload& overload, Stack& host) {
+  std::vector<IValue> numbers{IValue()};
+  auto key = key_of(overload, host, numbers);
+  if (numbers.size() > 1 && !(numbers.back().toDouble() > 0)) return false;  // a deviation, or a rate
+  std::unique_lock<std::mutex> lock(programs_change);
+  const auto found = programs.find({&overload, key});
+  if (found == programs.end()) {
+    this_thread().drawn = std::move(key);
+    return false;
+  }
+  lock.unlock();  // it stays where it is
+  const auto& [exit, kernels, frame_bytes, type] = found->second;
+  Tensor made = output_of(type, exit.guard);
+  numbers[0] = draw();
+  if (Launch{kernels, frame_bytes, at::get_num_threads()}.run(exit, {made}, numbers) != LAUNCHED) {
+    undraw();  // Python tries again
+    return false;
+  }
+  if (overload.has_writes) assign(host, std::move(made));
+  else host = {IValue(std::move(made))};
+  return true;
+}
+
 }  // namespace
 
-bool run_random(const Overload& overload, Stack& host) {
+void keep_program(const Overload& overload, ProgramKey key, const Tensor& drawn) {
+  if (programs.size() >= MOST_PROGRAMS) return;
+  const auto words = program_drawn();
+  if (words.empty()) return;
+  std::lock_guard<std::mutex> lock(programs_change);
+  const Program program{Exit(&words[2]), words[1], words[0], Type(drawn)};
+  programs.insert({{&overload, std::move(key)}, program});
+}
+
+bool run_random(Overload& overload, Stack& host) {
   for (const auto& one : host)
     if (one.isGenerator()) return false;
+  if (overload.rule & BY_PROGRAM) return run_program(overload, host);
   const auto found = KERNELS.find(overload.name);
   return found == KERNELS.end() ? run_seeded(overload, host) : found->second(host);
 }
