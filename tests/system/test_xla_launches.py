@@ -191,3 +191,16 @@ def test_numbers_that_stay_are_sent_once_and_a_zeros_sign_is_another_number():
     assert isinstance(first, np.ndarray)
     assert second is third
     assert np.signbit(np.asarray(group.array([-0.0])))[0]
+
+
+def test_cpu_tensors_without_dimensions_are_numbers_too():
+    (x,) = given(torch.float32, (2,))
+    rate = make(ops.SCALAR, slot=0, dtype=torch.bfloat16, wrapped=False)
+    least = make(ops.SCALAR, slot=1, dtype=torch.float32, wrapped=True)
+    graph = Graph((x,), (rate, least), (x * build.cast(rate, torch.float32) + least,))
+    computation = compiled(graph)
+    buffer = computation.upload(torch.tensor([1.0, 2.0]), 0)
+    held = torch.tensor(1.5, dtype=torch.bfloat16)
+    for number in (held, 2.0, torch.nn.Parameter(held)):
+        (made,) = computation.launch([buffer], [number, 0.25])
+        assert computation.download(made).tolist() == [number + 0.25, 2 * number + 0.25]
