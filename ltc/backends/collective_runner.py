@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ltc.errors import PeerFailure
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
@@ -98,6 +99,9 @@ class CollectiveRunner(Protocol):
     def finish(self, replica: Any) -> None:
         """Block until everything begun is over; raises the first error."""
 
+    def lose(self, replica: Any, error: BaseException) -> None:
+        """Raise PeerFailure if an error of the devices' own exchange is another replica's end."""
+
     def abort(self, replica: Any, error: BaseException) -> None:
         """Tell the other replicas that this one will not take part any more."""
 
@@ -142,6 +146,21 @@ def running_place() -> Place:
 def agree(program: ProgramOfReplicas) -> bool:
     """Return True if all replicas are about to launch this program: see RUNNER."""
     return RUNNER[0].agree(_thread.replica, program)
+
+
+def as_told(error: Exception) -> Exception:
+    """PeerFailure for an error of the devices' own exchange by another replica's end; others as they are.
+
+    The caller is a replica's thread, or runs a program as one.
+    """
+    if not RUNNER:
+        return error
+    try:
+        RUNNER[0].lose(_thread.replica or RUNNER[0].current(), error)
+    except PeerFailure as told:
+        told.__cause__ = error
+        return told
+    return error
 
 
 @contextmanager

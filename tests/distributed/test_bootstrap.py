@@ -12,6 +12,7 @@ from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.call_log import StoreCallLog
 from ltc.distributed.transport.wire import Mismatch
 from ltc.errors import LtcError, PeerFailure
+from ltc.support.process.neighbours import own_name, this_machine
 from ltc.support.process.private_folder import private_folder
 
 
@@ -116,6 +117,50 @@ def test_a_folder_does_not_wait_for_a_process_forked_meanwhile():
     os.kill(child, signal.SIGKILL)
     assert still_there and not os.path.exists(path)
     os.waitpid(child, 0)
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ending(met, monkeypatch):
+    """The first process at its end, and the store by which a second one has said its name."""
+    monkeypatch.setattr(bootstrap, "_met", [])
+    monkeypatch.setenv("LTC_RENDEZVOUS", "somewhere")  # the address is this machine's
+    met(0)
+    bootstrap.address_of_first(2)
+    return bootstrap.store(2)
+
+
+def test_the_first_process_waits_for_one_that_runs_until_it_says_so(ending):
+    ending.set("process 1 of 2", own_name())
+    asked = []
+
+    def seconds_left() -> float:
+        asked.append(None)
+        if len(asked) == 5:
+            ending.set("end of 1 of 2", "")
+        return 1.0
+
+    bootstrap.wait_for_others(2, seconds_left)
+    assert len(asked) == 5
+
+
+def test_the_first_process_waits_for_none_that_is_gone(ending):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    ending.set("process 1 of 2", f"{this_machine()} {child}")
+    os.waitpid(child, 0)
+    asked = iter([1.0])
+    bootstrap.wait_for_others(2, lambda: next(asked))
+
+
+def test_a_process_of_another_machine_is_waited_for(ending):
+    ending.set("process 1 of 2", f"{this_machine() + 1} {1 << 22}")
+    asked = iter([1.0, 1.0, 0.0])
+    bootstrap.wait_for_others(2, lambda: next(asked))
+    assert next(asked, None) is None
 
 
 # --- a store to which somebody else has written ---------------------------------------------------

@@ -147,6 +147,15 @@ if sys.argv[1] == "second dies":
         collectives.all_reduce("sum", x).tolist()
     except PeerFailure:
         sys.exit(7)
+elif sys.argv[1] == "second dies in the exchange":
+    from ltc.backends.xla import joint_computation
+
+    if not is_first:
+        joint_computation._launched = lambda *_: os._exit(3)  # all have said that they launch
+    try:
+        collectives.all_reduce("sum", x).tolist()
+    except PeerFailure as error:
+        sys.exit(7 if str(error).startswith("Replica 1 (process ") else 8)
 elif sys.argv[1] == "all are told to end":
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
@@ -160,7 +169,12 @@ elif not is_first:
 
 @pytest.mark.parametrize(
     ("case", "codes"),
-    [("second dies", [7, 3]), ("first ends", [0, 5]), ("all are told to end", [-15, -15])],
+    [
+        ("second dies", [7, 3]),
+        ("second dies in the exchange", [7, 3]),
+        ("first ends", [0, 5]),
+        ("all are told to end", [-15, -15]),
+    ],
 )
 def test_a_process_ends_as_its_script_does(case, codes, tmp_path):
     tmp_path.chmod(0o700)

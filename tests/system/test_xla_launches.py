@@ -1,4 +1,9 @@
-"""What a launch on XLA spares the host: checks that are waited for, small buffers, numbers that stay."""
+"""What a launch on XLA spares the host: checks that are waited for, small buffers, numbers that stay.
+
+Nothing of it is kept from step to step.
+"""
+
+import gc
 
 import pytest
 import torch
@@ -13,7 +18,7 @@ from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
 
-pytest.importorskip("jax", reason="JAX is not installed")
+jax = pytest.importorskip("jax", reason="JAX is not installed")
 import numpy as np
 
 from ltc.backends.xla import packed_state
@@ -77,13 +82,7 @@ def test_a_check_of_computed_values_is_waited_for():
     assert not computation.capabilities.begins_at_once
 
 
-# --- packs ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def packing(monkeypatch):
-    """Values lie in packs on this machine's CPU too."""
-    monkeypatch.setattr(packed_state, "largest_part", lambda device: 1 << 12)
+# --- many steps ----------------------------------------------------------------------------------
 
 
 def training(device: str):
@@ -101,6 +100,43 @@ def training(device: str):
         return loss
 
     return model, optimizer, step
+
+
+STEPS = 200
+
+
+@pytest.mark.parametrize("way", ["recorded", "replayed"])
+def test_nothing_is_kept_from_step_to_step(way):
+    """Neither an array of JAX's nor anything of Python's: half an object a step would be too many."""
+    with config.override(**XLA):
+        _, _, step = training("ltc")
+        step = ltc.compile(step) if way == "replayed" else step
+
+        def arrays_and_objects_after(steps: int) -> tuple[int, int]:
+            for k in range(steps):
+                loss = step()
+                ltm.mark_step()
+                if k % 10 == 9:
+                    loss.item()
+            ltm.wait_device_ops()
+            gc.collect()
+            return len(jax.live_arrays()), len(gc.get_objects())
+
+        arrays, objects = arrays_and_objects_after(30)
+        with metrics.counted() as grown:
+            more_arrays, more_objects = arrays_and_objects_after(STEPS)
+        assert not grown["UncachedCompile"]
+        assert more_arrays == arrays
+        assert more_objects - objects < STEPS / 2
+
+
+# --- packs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packing(monkeypatch):
+    """Values lie in packs on this machine's CPU too."""
+    monkeypatch.setattr(packed_state, "largest_part", lambda device: 1 << 12)
 
 
 @pytest.mark.parametrize("way", ["recorded", "replayed"])
@@ -191,3 +227,16 @@ def test_numbers_that_stay_are_sent_once_and_a_zeros_sign_is_another_number():
     assert isinstance(first, np.ndarray)
     assert second is third
     assert np.signbit(np.asarray(group.array([-0.0])))[0]
+
+
+def test_cpu_tensors_without_dimensions_are_numbers_too():
+    (x,) = given(torch.float32, (2,))
+    rate = make(ops.SCALAR, slot=0, dtype=torch.bfloat16, wrapped=False)
+    least = make(ops.SCALAR, slot=1, dtype=torch.float32, wrapped=True)
+    graph = Graph((x,), (rate, least), (x * build.cast(rate, torch.float32) + least,))
+    computation = compiled(graph)
+    buffer = computation.upload(torch.tensor([1.0, 2.0]), 0)
+    held = torch.tensor(1.5, dtype=torch.bfloat16)
+    for number in (held, 2.0, torch.nn.Parameter(held)):
+        (made,) = computation.launch([buffer], [number, 0.25])
+        assert computation.download(made).tolist() == [number + 0.25, 2 * number + 0.25]

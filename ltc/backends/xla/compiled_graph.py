@@ -50,17 +50,15 @@ class ScalarGroup:
             stays: True if arrays that are handed over may lie on the device already.
         """
         self._slots, self._stays = dict(slots), stays
+        self._readers = [(dtype, elements_at(chosen)) for dtype, chosen in slots.items()]
         self.dtype = _WORD if len(slots) > 1 else next(iter(slots))
         self.size = sum(map(len, slots.values()))
         self._last: tuple[bytes, Array | None] = b"", None
 
     def array(self, scalars: Sequence[Any]) -> Array:
         """The array of a launch's scalars: on the device, if they are those of the launch before."""
-        parts = [
-            np.array([_number(scalars[slot]) for slot in slots], dtype).view(self.dtype)
-            for dtype, slots in self._slots.items()
-        ]
-        made = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [np.array(read(scalars), dtype) for dtype, read in self._readers]
+        made = parts[0] if len(parts) == 1 else np.concatenate([part.view(_WORD) for part in parts])
         if not self._stays:
             return made
         bits, (last, there) = made.tobytes(), self._last
@@ -102,6 +100,7 @@ class XlaProgram:
             results, in this order.
         packs: Buffers that it takes as one array; these come first among the results.
         groups: The scalars.
+        has_tensors: True if some of them may come as CPU tensors.
         read: Positions of all buffers that it reads.
         alone: Positions of those that lie in no pack.
         written: Positions of those that it writes over, in the order of their outputs among the
@@ -118,6 +117,7 @@ class XlaProgram:
     positions: tuple[int, ...]
     packs: Sequence[PackedGroup]
     groups: tuple[ScalarGroup, ...]
+    has_tensors: bool
     read: tuple[int, ...]
     alone: tuple[int, ...]
     written: tuple[int, ...]
@@ -127,6 +127,8 @@ class XlaProgram:
 
     def numbers(self, scalars: Sequence[Any]) -> list[Array]:
         """The groups of a launch's scalars."""
+        if self.has_tensors:
+            scalars = [one.item() if isinstance(one, torch.Tensor) else one for one in scalars]
         return [group.array(scalars) for group in self.groups]
 
 
@@ -211,14 +213,11 @@ def _compiled(graph: Graph, place: OneDevice | ReplicaMesh, donated: frozenset[i
     read = tuple(node.attr("index") for node in graph.inputs)
     in_packs = [position for group in packs for position in group.positions]
     alone = tuple(position for position in read if position not in set(in_packs))
+    has_tensors = not all(node.attr("wrapped") for node in graph.scalars)
     return XlaProgram(
-        run, kept_of, given_of, positions, packs, groups, read, alone, (*in_packs, *positions),
-        outputs, tuple(checked), early,
+        run, kept_of, given_of, positions, packs, groups, has_tensors, read, alone,
+        (*in_packs, *positions), outputs, tuple(checked), early,
     )  # fmt: skip
-
-
-def _number(scalar: Any) -> Any:
-    return scalar.item() if isinstance(scalar, torch.Tensor) else scalar
 
 
 def _groups(graph: Graph, place: OneDevice | ReplicaMesh) -> tuple[ScalarGroup, ...]:

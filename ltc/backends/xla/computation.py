@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import torch
 
+from ltc.backends import collective_runner
 from ltc.backends.capabilities import ComputationCapabilities
 from ltc.backends.xla.compiled_graph import XlaProgram, program_of
 from ltc.backends.xla.fault_word import Check
@@ -54,10 +55,10 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def as_told(error: Exception) -> Exception:
-    """OutOfMemory for an error of XLA's that says so; others as they are."""
+    """OutOfMemory or PeerFailure for an error of XLA's that says so; others as they are."""
     found = _NO_MEMORY.search(str(error))
     if found is None:
-        return error
+        return collective_runner.as_told(error)
     asked = float(found[1] or 0) * _UNITS.get(found[2], 1)
     told = OutOfMemory("out of memory", int(asked))
     told.__cause__ = error

@@ -30,10 +30,11 @@ from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.call_log import LANES, StoreCallLog
 from ltc.distributed.transport.communicator import Communicator, tag_of
 from ltc.distributed.transport.shm_segment import NAP_SECONDS, Region
-from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard, this_machine
+from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
 from ltc.distributed.transport.wire import LONG_SECONDS, Share, SharedMemoryWire
 from ltc.errors import PeerFailure
 from ltc.ir.tensor_type import TensorType
+from ltc.support.process.neighbours import this_machine
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     MATCH_USED_MAP,

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError, NowhereToMeet, PeerFailure
+from ltc.support.process.neighbours import is_running, neighbour, own_name
 from ltc.support.process.parent_death import end_with_parent
 from ltc.support.process.private_folder import (
     private_folder,
@@ -86,6 +87,7 @@ def address_of_first(processes: int) -> str:
         PeerFailure: If the first process does not come.
     """
     shared, key = store(processes), f"address of the first of {processes}"
+    shared.set(f"process {config.value('XRT_SHARD_ORDINAL')} of {processes}", own_name())
     if config.value("XRT_SHARD_ORDINAL") == 0:
         address = "127.0.0.1" if config.value("LTC_RENDEZVOUS") else config.value("MASTER_ADDR")
         with socket.socket() as free:
@@ -102,7 +104,7 @@ _met: list[tuple[dist.Store, int]] = []
 
 
 def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
-    """Say that this process ends; if it is the first one, wait until the others have said so too.
+    """Say that this process ends; if it is the first one, wait until the others have said so, or are gone.
 
     Args:
         seconds_left: Called while it waits: how long it may go on.
@@ -110,9 +112,20 @@ def wait_for_others(processes: int, seconds_left: Callable[[], float]) -> None:
     with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
         for shared, own in _met:
             shared.set(f"end of {own} of {processes}", "")
-            others = [f"end of {number} of {processes}" for number in range(1, processes)]
-            while own == 0 and not shared.check(others) and seconds_left() > 0:
+            others = [] if own else [f"{number} of {processes}" for number in range(1, processes)]
+            while seconds_left() > 0:
+                others = [other for other in others if not _has_ended(shared, other)]
+                if not others:
+                    break
                 time.sleep(_POLL_SECONDS)
+
+
+def _has_ended(shared: dist.Store, process: str) -> bool:
+    """Return True if a process has said so, or was one of this machine and is gone."""
+    if shared.check([f"end of {process}"]):
+        return True
+    known = shared.check([f"process {process}"]) and neighbour(shared.get(f"process {process}"))
+    return bool(known) and not is_running(known)
 
 
 def say_process(folder: str, number: int) -> None:

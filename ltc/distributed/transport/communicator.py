@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.errors import PeerFailure
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
+from ltc.support.process.neighbours import is_running
 
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
 DEADLOCK_SECONDS = 1.0  # of a cycle of waits: a thread that would end it may have had no processor
@@ -284,7 +284,7 @@ class Communicator:
         """Return the process of a replica that has ended; 0 if it runs, or if this cannot be known."""
         here = self.board.is_here(peer)
         process = (self.board.entry(peer)[2] if here else 0) or self.process_of(peer)
-        return process if process and not _is_running(process) else 0
+        return process if process and not is_running(process) else 0
 
     def late(self, peer: int, waited_seconds: float) -> None:
         """Make the abort report if this replica waits for one that will not come.
@@ -376,22 +376,3 @@ def is_broken_connection(error: BaseException) -> bool:
     """Return True if a process has closed its connection, or is silent, as gloo or a store reports."""
     of_gloo = re.search("gloo/(transport|rendezvous)", str(error)) is not None
     return of_gloo or isinstance(error, (ConnectionLost, dist.DistError))
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(process)
-
-
-def _is_zombie(process: int) -> bool:
-    """Return True if the process has ended and only its parent has not looked yet."""
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False

@@ -330,6 +330,11 @@ class ProgressRunner:
     def finish(self, replica: Progress) -> None:
         replica.finish()
 
+    def lose(self, replica: Progress, error: BaseException) -> None:
+        session = sessions.known(replica.place)
+        if session is not None:
+            session.programs.lose(error)
+
     def abort(self, replica: Progress | None, error: BaseException) -> None:
         if replica is not None:
             replica.abort(error)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from ltc.distributed.transport.shm_segment import Region
+from ltc.support.process.neighbours import neighbour, own_name
 
 HEAD = "replica  collective  is     what"
 _ANSWER_SECONDS = 1.0  # how long the maker of an abort report waits for the other hosts' rows
@@ -102,7 +100,7 @@ class HostsStatusBoard(StatusBoard):
         super().__init__(region, replica, first, names)
         self.store, self.hosts, self.host = store, hosts, first // region.replicas
         self._processes: dict[int, int] = {}
-        store.set(f"process/{replica}", f"{this_machine()} {os.getpid()}")
+        store.set(f"process/{replica}", own_name())
 
     def fail(self, reason: str) -> None:
         try:
@@ -164,19 +162,7 @@ class HostsStatusBoard(StatusBoard):
 
     def process_of(self, replica: int) -> int:
         """The process of a replica that runs on this machine, as on a host of its own; else 0."""
-        with contextlib.suppress(RuntimeError, ValueError):  # it has gone, or holds no numbers
+        with contextlib.suppress(RuntimeError):  # it has gone
             if replica not in self._processes and self.store.check([f"process/{replica}"]):
-                machine, process = self.store.get(f"process/{replica}").split()
-                self._processes[replica] = int(process) if int(machine) == this_machine() else 0
+                self._processes[replica] = neighbour(self.store.get(f"process/{replica}"))
         return self._processes.get(replica, 0)
-
-
-@functools.cache
-def this_machine() -> int:
-    """A number for this machine since it was started, and for the processes that see each other."""
-    parts = [os.uname().nodename]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    digest = hashlib.blake2b(" ".join(parts).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
