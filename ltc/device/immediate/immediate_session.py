@@ -301,8 +301,8 @@ class ImmediateSession:
 
     def note_step_made(self) -> None:
         """An optimizer has made a step: the next end is no read's alone."""
-        if CORE is not None and self.is_sketched:
-            CORE.note_trained(self._in_core, True)
+        if CORE is not None and self.is_sketched and not CORE.note_trained(self._in_core, True):
+            self.recorder.optimizer_steps.clear()  # the core has passed the end of their recording
 
     def _note_trained(self) -> bool:
         """The policy hears of it if an optimizer has made a step since the last check; returns True then."""
@@ -347,7 +347,7 @@ class ImmediateSession:
 
     def passes_settled(self, is_read: bool) -> bool:
         """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
-        if not self.is_sketched or (is_read and self.recorder.optimizer_steps):
+        if not self.is_sketched:
             return False
         if not self.recorder.may_run_at_once():  # a setting of the environment may be another
             return False
@@ -364,7 +364,7 @@ class ImmediateSession:
             if settles is not None:
                 CORE.settle(self._in_core, settles.value)
 
-    def has_calls_since_cut(self, is_read: bool) -> bool:
+    def has_calls_since_cut(self) -> bool:
         """Return True if the present recording has calls.
 
         If they are summed up, their sum is `sketched` from now on, and what comes is another one.
@@ -373,7 +373,7 @@ class ImmediateSession:
         if not self.is_sketched:
             self._count_core()
             return self.calls > max(0, self._noted_at)
-        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, is_read)  # type: ignore[union-attr]
+        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since)  # type: ignore[union-attr]
         self._add(counted)
         has_calls = bool(summed.calls if counted.passed else since + counted.calls)
         self._summed = summed if has_calls else None

@@ -18,7 +18,7 @@ from ltc.backends.collective_runner import abort
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new, explain_returned
 from ltc.device.evidence.transitions import show_asked, show_left
-from ltc.device.policy import Begin, Path, Settles
+from ltc.device.policy import Begin, Path
 from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
@@ -438,7 +438,7 @@ def pass_cut(recorder: Recorder, is_read: bool) -> bool:
         return True
     if not session.may_pass():
         return False
-    if not session.has_calls_since_cut(is_read) or session.passes_alike(is_read):
+    if not session.has_calls_since_cut() or session.passes_alike(is_read):
         return True
     ended = session.ended_at = session.ended_at or _end_unnoted(recorder, session, is_read)
     begins = recorder.decided = recorder.decided or recorder.decide(ended)
@@ -470,7 +470,7 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     of_symbols = weigh(summed.calls, summed.nbytes, summed.inputs, summed.entries)
     of_reads = _is_of_reads(recorder, is_read)
     settles = recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
-    session.settle(None if settles is Settles.THIS and of_reads is not is_read else settles)
+    session.settle(settles)
     return entry
 
 
