@@ -107,9 +107,12 @@ class Path(Junction):
 
     def place_behind(self, path: Path) -> Junction:
         """Return the place behind a path that came behind this one."""
-        if path not in self.places and len(self.places) >= MAX_NEW_PATHS:
-            self.places.clear()
-        return self.places.setdefault(path, Junction())
+        place = self.places.get(path)
+        if place is None:
+            if len(self.places) >= MAX_NEW_PATHS:
+                self.places.clear()
+            place = self.places[path] = Junction()
+        return place
 
 
 class Policy:
@@ -133,7 +136,9 @@ class Policy:
         self._rest = self._backoff = 0  # recordings that are left alone, and were the last time
         self._idle = 0  # programs that were asked for and not followed yet
         self._hits = 0  # paths in a row whose programs were ready
-        self._awaited: list[HasProgram] = []  # asked for, and not ready when it was last said what is settled
+        self._awaited: list[
+            HasProgram
+        ] = []  # asked for, and not ready when it was last said what is settled
 
     def begin(self, behind: Path) -> Begin:
         """Decide how the recording behind a path runs."""
@@ -286,9 +291,10 @@ class Policy:
 
     def _has_come(self) -> bool:
         """Return True if a program that was asked for is ready: until then its path is none to be followed."""
-        awaited, self._awaited = self._awaited, [
-            one for one in self._awaited if one.is_kept and not one.is_ready
-        ]
+        awaited, self._awaited = (
+            self._awaited,
+            [one for one in self._awaited if one.is_kept and not one.is_ready],
+        )
         return len(self._awaited) < len(awaited)
 
     def noted(
@@ -344,8 +350,7 @@ class Policy:
             has_left_core: Python has followed what is left of the path, which takes longer than its calls: it is
                 followed ever less, and in the end no more.
         """
-        place = self.place_of(behind)
-        self._note_place(path, behind)
+        place = self._note_place(path, behind)
         path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
         path.in_core = in_core
         self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
@@ -416,12 +421,14 @@ class Policy:
         """Return the place to remember what comes behind a path: one that came once has one place alone."""
         return self._before.place_behind(behind) if behind.returns > 0 else behind
 
-    def _note_place(self, path: Path, behind: Path) -> None:
+    def _note_place(self, path: Path, behind: Path) -> Junction:
+        """Note what has come behind a path; return the place where it was expected."""
         place = self.place_of(behind)
         if place is self.unnoted:
             self._is_sure = place.following is path
         behind.following = place.following = self._own_place(behind).following = path
         self._before = behind
+        return place
 
     def _count_new(self, is_new: bool) -> None:
         if not is_new:

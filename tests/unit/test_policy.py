@@ -453,15 +453,14 @@ def test_ends_settle_while_a_program_is_made_and_it_is_followed_once_it_is_there
     quick_calls, length
 ):
     recordings = Recordings(passes=True)
-    long, loop = 0, list(range(length))  # of 5 or 13 the policy hears of one end for ever
+    loop = list(range(length))  # of 5 or 13 the policy hears of one end for ever
     program, begins = SimpleNamespace(is_ready=False, is_kept=True), []
-    recordings.paths[long].program = program
-    recordings.policy.asked(recordings.paths[long], program)
+    recordings.paths[0].program = program
+    recordings.policy.asked(recordings.paths[0], program)
 
     def run(turns: int) -> int:
         before = recordings.heard
-        for name in loop * turns:
-            begins.append(recordings.run(name, 90 if name == long else 3, is_read=True))
+        begins.extend(recordings.run(k, 3 if k else 90, is_read=True) for k in loop * turns)
         return recordings.heard - before
 
     run(8)

@@ -379,21 +379,6 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         program.ask()
 
 
-def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
-    """End the calling thread's recording in the core; return False where Python has to end it."""
-    if recorder.walk is None:
-        return False
-
-    def tell_policy(end: core_ends.CoreEnd) -> None:
-        if recorder.optimizer_steps:
-            recorder.policy.trained()
-        path, behind = recorder.last.ended_path, recorder.ended.ended_path
-        of_reads = _is_of_reads(recorder, is_read)
-        recorder.policy.followed(path, behind, end.weight, of_reads, in_core=True)
-
-    return core_ends.ends_in_core(recorder, tell_policy, is_read)
-
-
 def _may_end_in_core(recorder: Recorder, path: Path, followed: int = 0) -> bool:
     """True if a recording along a path may be followed and launched in the core.
 
