@@ -137,9 +137,9 @@ class Core:
         """
         found = _Cut()
         self._cut(session, since, found)
-        words = list(found)
+        words = found[:]
         counted, summed = words[:_COUNTED], words[_COUNTED + 1 :]
-        return Counted._make(counted), bool(words[_COUNTED]), Summed._make(summed)
+        return Counted(*counted), bool(words[_COUNTED]), Summed(*summed)
 
     def keep_exit(self, track: int, words: Sequence[int]) -> None:
         """Let walks along a track end in the core; `words`: see Exit in exits.h."""

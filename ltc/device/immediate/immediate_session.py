@@ -347,11 +347,7 @@ class ImmediateSession:
 
     def passes_settled(self, is_read: bool) -> bool:
         """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
-        if not self.is_sketched:
-            return False
-        if not self.recorder.may_run_at_once():  # a setting of the environment may be another
-            return False
-        if not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
+        if not self.is_sketched or not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
             return False
         self._note_trained()
         return True
@@ -383,8 +379,7 @@ class ImmediateSession:
         """Return True if a recording may end, and the next one begin, with the values where they are."""
         if self.notes is not None or self.is_over or not self._owns_inputs:
             return False
-        is_going_on = self.recorder.now is self and not reads_are_forbidden()
-        return is_going_on and self.recorder.may_run_at_once()
+        return self.recorder.now is self and not reads_are_forbidden()
 
     def pass_cut(self, begins: Begin) -> None:
         """The next recording begins, which is not noted either; its calls were counted."""

@@ -419,6 +419,8 @@ def pass_cut(recorder: Recorder, is_read: bool) -> bool:
     session = recorder.immediate
     if session is None or not recorder.is_of_this_dtype():
         return False
+    if not recorder.may_run_at_once():  # a setting of the environment may be another
+        return False
     if session.passes_settled(is_read):
         return True
     if not session.may_pass():
