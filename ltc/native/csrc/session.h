@@ -36,7 +36,7 @@ struct SettledCuts {
  private:
   static const size_t MOST_KNOWN = 4096;
   uint64_t sum_of(const Sketch& sketch) const;
-  void end(const Sketch& sketch, uint64_t sum);
+  void end(const Sketch& sketch);
   uint64_t last_ = 0, began_ = 0;  // the last end, and the one behind which its recording began
   std::unordered_set<uint64_t> known_;
 };
@@ -49,9 +49,7 @@ struct Session {
   void begin_sum() { sketch.begin(), gate.sum(); }
   // True if the recording may end here, and the next one begin, without Python.
   bool passes_cut(bool is_read) {
-    const bool passes = gate.runs() && sums() && cuts.pass(sketch, is_read && !has_trained, calls);
-    has_trained &= !passes;
-    return passes;
+    return gate.runs() && sums() && cuts.pass(sketch, is_read && !std::exchange(has_trained, false), calls);
   }
 
   Gate gate;
