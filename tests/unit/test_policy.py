@@ -448,19 +448,20 @@ def test_ends_that_are_settled_change_no_decision(quick_calls, seed):
     assert skipped > 10
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 13])
+@pytest.mark.parametrize(("length", "place"), [(1, 0), (2, 1), *((5, place) for place in range(5))])
 def test_ends_settle_while_a_program_is_made_and_it_is_followed_once_it_is_there(
-    quick_calls, length
+    quick_calls, length, place
 ):
-    recordings = Recordings(passes=True)
-    loop = list(range(length))  # of 5 or 13 the policy hears of one end for ever
-    program, begins = SimpleNamespace(is_ready=False, is_kept=True), []
-    recordings.paths[0].program = program
-    recordings.policy.asked(recordings.paths[0], program)
+    recordings, program = Recordings(passes=True), SimpleNamespace(is_ready=False, is_kept=True)
+    loop = range(length)  # of 5 the policy hears of one end for ever
+    recordings.paths[place].program = program
+    recordings.policy.asked(recordings.paths[place], program)
+    begins = []
 
     def run(turns: int) -> int:
         before = recordings.heard
-        begins.extend(recordings.run(k, 3 if k else 90, is_read=True) for k in loop * turns)
+        for _ in range(turns):
+            begins.extend(recordings.run(k, 90 if k == place else 3, is_read=True) for k in loop)
         return recordings.heard - before
 
     run(8)
