@@ -419,28 +419,37 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 _MOST_TEXTS = 64  # of variables that change all the time
 
 
-def reader(*names: str) -> Callable[[], tuple]:
+def _as_they_are(*values: Any) -> tuple:
+    return values
+
+
+def reader(*names: str, of: Callable[..., Any] = _as_they_are) -> Callable[[], Any]:
     """A function that gives what these variables are set to, as `value` does.
 
     It reads their texts again only where one of them has changed: steps ask all the time.
+
+    Args:
+        of: Gives the answer from their values, where these alone decide it.
     """
     flags = [_flag(name) for name in names]
     asked = [_ENCODED[name] for flag in flags for name in (flag.name, flag.older) if name]
-    known: dict[Any, tuple] = {}
+    known: dict[Any, Any] = {}
 
-    def read_anew(texts: Any) -> tuple:
+    def read_anew(texts: Any) -> Any:
         if len(known) >= _MOST_TEXTS:
             known.clear()
-        found = known[texts] = tuple(map(value, names))
+        found = known[texts] = of(*map(value, names))
         return found
 
-    def read() -> tuple:
+    def read() -> Any:
         texts = tuple(map(_environment, asked))
-        return known.get(texts) or read_anew(texts)
+        found = known.get(texts)
+        return read_anew(texts) if found is None else found
 
-    def read_one() -> tuple:
+    def read_one() -> Any:
         text = _environment(asked[0])
-        return known.get(text) or read_anew(text)
+        found = known.get(text)
+        return read_anew(text) if found is None else found
 
     return read if len(asked) > 1 else read_one
 

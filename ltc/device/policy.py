@@ -107,9 +107,12 @@ class Path(Junction):
 
     def place_behind(self, path: Path) -> Junction:
         """Return the place behind a path that came behind this one."""
-        if path not in self.places and len(self.places) >= MAX_NEW_PATHS:
-            self.places.clear()
-        return self.places.setdefault(path, Junction())
+        place = self.places.get(path)
+        if place is None:
+            if len(self.places) >= MAX_NEW_PATHS:
+                self.places.clear()
+            place = self.places[path] = Junction()
+        return place
 
 
 class Policy:
@@ -133,7 +136,9 @@ class Policy:
         self._rest = self._backoff = 0  # recordings that are left alone, and were the last time
         self._idle = 0  # programs that were asked for and not followed yet
         self._hits = 0  # paths in a row whose programs were ready
-        self._has_asked = False  # for a program, since it was last said what is settled
+        self._awaited: list[
+            HasProgram
+        ] = []  # asked for, and not ready when it was last said what is settled
 
     def begin(self, behind: Path) -> Begin:
         """Decide how the recording behind a path runs."""
@@ -211,16 +216,16 @@ class Policy:
         return _is_ready(path) and self._pays(path, is_alone=not self._hits)
 
     def _may_be_followed(self, path: Path) -> bool:
-        return path.program is not None and self._pays(path, is_alone=True)
+        return _is_ready(path) and self._pays(path, is_alone=True)
 
     def _is_in_chain(self, path: Path, behind: Path, following: Path | None) -> bool:
         """Return True if the path may be followed: alone, or beside another one that may."""
         if self._may_be_followed(path):
             return True
         pays = [
-            self._pays(one, is_alone=False)
+            _is_ready(one) and self._pays(one, is_alone=False)
             for one in (path, behind, following)
-            if one and one.program
+            if one
         ]
         return pays[0] and any(pays[1:])
 
@@ -278,12 +283,19 @@ class Policy:
             like.returns += 1
             if is_power_of_two(like.returns):
                 self._wanted = 2  # the path of symbols is found from two
-        if self._has_asked:
-            self._has_asked = False
+        if self._has_come():
             return Settles.NONE
         if place.awaits or self._may_be_followed(path):
             return Settles.NOT_HERE
         return self._settles(path, behind, is_known, weight)
+
+    def _has_come(self) -> bool:
+        """Return True if a program that was asked for is ready: until then its path is none to be followed."""
+        awaited, self._awaited = (
+            self._awaited,
+            [one for one in self._awaited if one.is_kept and not one.is_ready],
+        )
+        return len(self._awaited) < len(awaited)
 
     def noted(
         self,
@@ -319,7 +331,8 @@ class Policy:
         """The program of a path was asked for."""
         path.program = program
         self._idle += 1
-        self._has_asked = True
+        if self.sketches:
+            self._awaited.append(program)
 
     def followed(
         self,
@@ -337,8 +350,7 @@ class Policy:
             has_left_core: Python has followed what is left of the path, which takes longer than its calls: it is
                 followed ever less, and in the end no more.
         """
-        place = self.place_of(behind)
-        self._note_place(path, behind)
+        place = self._note_place(path, behind)
         path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
         path.in_core = in_core
         self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
@@ -409,12 +421,14 @@ class Policy:
         """Return the place to remember what comes behind a path: one that came once has one place alone."""
         return self._before.place_behind(behind) if behind.returns > 0 else behind
 
-    def _note_place(self, path: Path, behind: Path) -> None:
+    def _note_place(self, path: Path, behind: Path) -> Junction:
+        """Note what has come behind a path; return the place where it was expected."""
         place = self.place_of(behind)
         if place is self.unnoted:
             self._is_sure = place.following is path
         behind.following = place.following = self._own_place(behind).following = path
         self._before = behind
+        return place
 
     def _count_new(self, is_new: bool) -> None:
         if not is_new:

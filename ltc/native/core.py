@@ -81,12 +81,12 @@ class Core:
         self.leave = _function(library.ltc_leave, None, pointer)
         self.sketch = _function(ordered.ltc_sketch, None, pointer)
         self.lengthen = _function(ordered.ltc_lengthen, None, count)
-        self._sketched = _function(ordered.ltc_sketched, None, pointer, flag, ctypes.POINTER(count))
-        self._cut = _function(ordered.ltc_cut, None, pointer, count, flag, ctypes.POINTER(count))
+        self._sketched = _function(ordered.ltc_sketched, None, pointer, ctypes.POINTER(count))
+        self._cut = _function(ordered.ltc_cut, None, pointer, count, ctypes.POINTER(count))
         self.passes_cut = _function(ordered.ltc_passes_cut, flag, pointer, flag)
         self.settle = _function(ordered.ltc_settle, None, pointer, count)
         self.limit_cuts = _function(ordered.ltc_limit_cuts, None, pointer, count, flag)
-        self.note_trained = _function(ordered.ltc_note_trained, None, pointer, flag)
+        self.note_trained = _function(ordered.ltc_note_trained, flag, pointer, flag)
         self.learn = _function(library.ltc_learn, None, pointer)
         self.learned = _function(library.ltc_learned, pointer, pointer, count)
         self.drop_track = _function(library.ltc_drop_track, None, pointer)
@@ -123,24 +123,23 @@ class Core:
     def sketched(self, session: int) -> Summed:
         """End the sketch of a session's calls, behind which no other begins."""
         found = _Summed()
-        self._sketched(session, False, found)
+        self._sketched(session, found)
         return Summed._make(found)
 
-    def cut(self, session: int, since: int, is_read: bool) -> tuple[Counted, bool, Summed]:
+    def cut(self, session: int, since: int) -> tuple[Counted, bool, Summed]:
         """Count a session's calls; if there are any, they are summed up, and another sketch begins.
 
         Args:
             since: calls that Python has counted already.
-            is_read: a read ends the sketch.
 
         Returns:
             (counted, is_entered, summed): `is_entered` if the core goes on to run calls.
         """
         found = _Cut()
-        self._cut(session, since, is_read, found)
-        words = list(found)
+        self._cut(session, since, found)
+        words = found[:]
         counted, summed = words[:_COUNTED], words[_COUNTED + 1 :]
-        return Counted._make(counted), bool(words[_COUNTED]), Summed._make(summed)
+        return Counted(*counted), bool(words[_COUNTED]), Summed(*summed)
 
     def keep_exit(self, track: int, words: Sequence[int]) -> None:
         """Let walks along a track end in the core; `words`: see Exit in exits.h."""

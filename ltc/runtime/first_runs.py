@@ -33,20 +33,8 @@ from ltc.support.process.fork_safe_lock import renewed_lock
 
 _compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
 _count_run = counting("CallByCallRuns")
-_asked = config.reader(
-    "LTC_TIER", "LTC_DUMP", "LTC_BACKEND", "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES"
-)
 
 
-def may_run_uncompiled() -> bool:
-    """Return True if the process's settings let calls run before there is a program.
-
-    Several replicas, and processes that train one model, are all to have the same bits.
-    """
-    return _allow(*_asked()) and not has_peers()
-
-
-@functools.cache
 def _allow(tier: str, dumped: str, backend: str, processes: int, devices: int) -> bool:
     """The part of the answer that settings give; one for each combination: kept_as() is fixed."""
     return bool(
@@ -56,6 +44,19 @@ def _allow(tier: str, dumped: str, backend: str, processes: int, devices: int) -
         and not physical_dtype.kept_as()
         and BackendRegistrar.capabilities(backend).host_tensors
     )
+
+
+_settings_allow = config.reader(
+    "LTC_TIER", "LTC_DUMP", "LTC_BACKEND", "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES", of=_allow
+)
+
+
+def may_run_uncompiled() -> bool:
+    """Return True if the process's settings let calls run before there is a program.
+
+    Several replicas, and processes that train one model, are all to have the same bits.
+    """
+    return _settings_allow() and not has_peers()
 
 
 def looks_inside() -> bool:

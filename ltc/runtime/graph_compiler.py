@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -27,25 +26,29 @@ SETTINGS = (
     "must_reproduce()", "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_TIER", "LTC_VERIFY",
     "LTC_DEBUG_NANS",
 )  # fmt: skip
-_variables_now = config.reader(*SETTINGS[1:], "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES")
 _HAS_GROUPS = torch.distributed.is_available()
 _REFERENCE = EagerBackend()
 _NO_FAULTS = (Unsupported, CodeRefused, OSError, config.WrongSetting)
 _compiled_calls: BoundedTable[tuple[Any, ...], Any] = BoundedTable("CompiledCalls", 64)
 
 
-def settings_now() -> tuple[Any, ...]:
-    """Return the values of `SETTINGS`."""
-    return _settings(_variables_now(), _is_asked_to_reproduce())
-
-
-@functools.cache
-def _settings(variables: tuple[Any, ...], is_asked: bool) -> tuple[Any, ...]:
-    """Return the one tuple of these values: steps compare it all the time."""
+def _settings(*variables: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the settings without and with the demand to reproduce: steps compare these tuples all the time."""
     *variables_of_programs, processes, devices = variables
     tier = variables[SETTINGS.index("LTC_TIER") - 1]
     may_differ = tier != "native" and processes <= 1 >= devices
-    return (is_asked or not may_differ, *variables_of_programs)
+    return (not may_differ, *variables_of_programs), (True, *variables_of_programs)
+
+
+_settings_of_variables = config.reader(
+    *SETTINGS[1:], "XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES", of=_settings
+)
+
+
+def settings_now() -> tuple[Any, ...]:
+    """Return the values of `SETTINGS`."""
+    settings: tuple[Any, ...] = _settings_of_variables()[_is_asked_to_reproduce()]
+    return settings
 
 
 def must_reproduce() -> bool:

@@ -24,7 +24,8 @@ def backend() -> BackendImplInterface:
 
 def capabilities() -> BackendCapabilities:
     """Return the further capabilities of that backend."""
-    return BackendRegistrar.capabilities(config.value("LTC_BACKEND"))
+    (name,) = _chosen()
+    return BackendRegistrar.capabilities(name)
 
 
 def upload(tensor: torch.Tensor, device: int) -> Any:

@@ -400,11 +400,12 @@ class Recordings:
         self.paths = defaultdict(policy.Path)
         self.before = self.behind = self.paths["first"]
         self.settled, self.passed, self.last = set(), Counter(), None
+        self.heard = 0
 
     def run(self, name: str, weight: int, is_read: bool) -> Begin:
         """Return how the recording behind this one begins."""
         path = self.paths[name]
-        end = self.before, self.behind, path, is_read
+        end = self.before, self.behind, path
         most = self.policy.ends_unheard
         began, self.last = self.last, end
         if end in self.settled and self.passed.total() < most:
@@ -414,6 +415,7 @@ class Recordings:
         if self.passed:
             self.policy.passed(self.passed[True], self.passed[False], self.before)
         self.passed.clear()
+        self.heard += 1
         settles = self.policy.sketched(path, self.behind, weight, weight, is_read, None)
         if settles is policy.Settles.NONE:
             self.settled.clear()
@@ -444,6 +446,29 @@ def test_ends_that_are_settled_change_no_decision(quick_calls, seed):
             skipped += passing.passed.total() > before
             assert found is expected
     assert skipped > 10
+
+
+@pytest.mark.parametrize(("length", "place"), [(1, 0), (2, 1), *((5, place) for place in range(5))])
+def test_ends_settle_while_a_program_is_made_and_it_is_followed_once_it_is_there(
+    quick_calls, length, place
+):
+    recordings, program = Recordings(passes=True), SimpleNamespace(is_ready=False, is_kept=True)
+    loop = range(length)  # of 5 the policy hears of one end for ever
+    recordings.paths[place].program = program
+    recordings.policy.asked(recordings.paths[place], program)
+    begins = []
+
+    def run(turns: int) -> int:
+        before = recordings.heard
+        for _ in range(turns):
+            begins.extend(recordings.run(k, 90 if k == place else 3, is_read=True) for k in loop)
+        return recordings.heard - before
+
+    run(8)
+    assert run(10 * MAX_PAUSE) <= 11 * length and Begin.FOLLOW not in begins
+    program.is_ready = True
+    run(2 * MAX_PAUSE)
+    assert Begin.FOLLOW in begins
 
 
 def test_a_path_behind_a_check_that_comes_often_is_found_by_what_came_before_the_check(quick_calls):

@@ -304,8 +304,8 @@ class ImmediateSession:
 
     def note_step_made(self) -> None:
         """An optimizer has made a step: the next end is no read's alone."""
-        if CORE is not None and self.is_sketched:
-            CORE.note_trained(self._in_core, True)
+        if CORE is not None and self.is_sketched and not CORE.note_trained(self._in_core, True):
+            self.recorder.optimizer_steps.clear()  # the core has passed the end of their recording
 
     def _note_trained(self) -> bool:
         """The policy hears of it if an optimizer has made a step since the last check; returns True then."""
@@ -350,11 +350,7 @@ class ImmediateSession:
 
     def passes_settled(self, is_read: bool) -> bool:
         """Return True if the recording ends here, and the next one begins, with nothing for the policy."""
-        if not self.is_sketched or (is_read and self.recorder.optimizer_steps):
-            return False
-        if not self.recorder.may_run_at_once():  # a setting of the environment may be another
-            return False
-        if not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
+        if not self.is_sketched or not CORE.passes_cut(self._in_core, is_read):  # type: ignore[union-attr]
             return False
         self._note_trained()
         return True
@@ -367,7 +363,7 @@ class ImmediateSession:
             if settles is not None:
                 CORE.settle(self._in_core, settles.value)
 
-    def has_calls_since_cut(self, is_read: bool) -> bool:
+    def has_calls_since_cut(self) -> bool:
         """Return True if the present recording has calls.
 
         If they are summed up, their sum is `sketched` from now on, and what comes is another one.
@@ -376,7 +372,7 @@ class ImmediateSession:
         if not self.is_sketched:
             self._count_core()
             return self.calls > max(0, self._noted_at)
-        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since, is_read)  # type: ignore[union-attr]
+        counted, self._core_goes_on, summed = CORE.cut(self._in_core, since)  # type: ignore[union-attr]
         self._add(counted)
         has_calls = bool(summed.calls if counted.passed else since + counted.calls)
         self._summed = summed if has_calls else None
@@ -386,8 +382,7 @@ class ImmediateSession:
         """Return True if a recording may end, and the next one begin, with the values where they are."""
         if self.notes is not None or self.is_over or not self._owns_inputs:
             return False
-        is_going_on = self.recorder.now is self and not reads_are_forbidden()
-        return is_going_on and self.recorder.may_run_at_once()
+        return self.recorder.now is self and not reads_are_forbidden()
 
     def pass_cut(self, begins: Begin) -> None:
         """The next recording begins, which is not noted either; its calls were counted."""

@@ -26,16 +26,21 @@ from ltc.device.user_line import told_of_lack, user_line
 from ltc.native.core import CORE
 from ltc.runtime import core_reservation
 from ltc.runtime.account import account_of
-from ltc.runtime.compile import ProgramBinding, count_use, kept_program
+from ltc.runtime.compile import ProgramBinding, kept_program
 from ltc.runtime.dump import save_graph
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
-from ltc.runtime.program import ProfiledFrame, Program, note_launch, note_run
+from ltc.runtime.program import ProfiledFrame, Program
+from ltc.runtime.program_cache import note_use
 from ltc.support.observation import spans
 from ltc.support.observation.often import Often
 from ltc.support.process.held_signals import held
 from ltc.support.torch_private import is_profiled, plain_functions
 
-_ENDS = Often(("CoreLaunches",), (), ("CreateLtcTensor", "DestroyLtcTensor"))
+_ENDS = Often(
+    ("CoreLaunches", "CachedCompile"),
+    (("TensorsGraphSize", "value"), ("DeviceLockWait", "time"), ("ExecuteTime", "time")),
+    ("CreateLtcTensor", "DestroyLtcTensor"),
+)
 _saves = config.reader("LTC_SAVE_TENSORS_FILE")
 _NO_VALUE, _GONE, _LAUNCHED = -1, -2, -1  # as in exits.h
 
@@ -112,10 +117,8 @@ class CoreEnd:
         if profiled is not None:
             profiled.ran(began, core.frame())
         program.seconds = elapsed * 1e-9
-        count_use(program)
-        note_launch(program.calls, 0)
-        note_run(elapsed)
-        _ENDS.happened(*self._made)
+        note_use(program)
+        _ENDS.happened(program.calls, 0, elapsed, *self._made)
         account_of(device).add(0, 0)  # the core's values may be the most so far
         return True
 
@@ -128,31 +131,35 @@ def _calls(program: Program | None) -> int:
     return 0 if program is None else program.calls
 
 
-def ends_in_core(recorder: Recorder, tell_policy: Any, is_read: bool) -> bool:
-    """End a recording of the calling thread in the core; return False where Python has to.
-
-    Args:
-        tell_policy: (end): the recording has come to this CoreEnd.
-    """
+def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
+    """End the calling thread's recording in the core; return False where Python has to."""
     walk = recorder.walk
     end: CoreEnd | None = None if walk is None else walk.track.end
     if end is None or watching or is_profiled() or hints.is_sampling():
         return False  # its calls or its kernels are to be seen one by one
     with recorder.lock, held, plain_functions():
         program = end.program() if recorder.walk is walk else None
-        executor = executor_of(recorder.device.index)
-        if program is None or not executor.is_done or not end.launch(recorder, program):
+        is_free = program is not None and executor_of(recorder.device.index).is_done
+        if program is None or not is_free or not end.launch(recorder, program):
             return False
-        executor.wait_for_room()
+        core_reservation.recording_is_over()
         hints.launched()
-        recorder.walk = None
-        recorder.last = end.leaf
+        recorder.walk, recorder.last = None, end.leaf
         try:
             end.save(program)
-            tell_policy(end)
+            _tell_policy(recorder, end.weight, is_read)
         finally:
             recorder.restart()
     return True
+
+
+def _tell_policy(recorder: Recorder, weight: int, is_read: bool) -> None:
+    """The recording has been followed to the end of its path."""
+    is_trained = bool(recorder.optimizer_steps)
+    if is_trained:
+        recorder.policy.trained()
+    path, behind = recorder.last.ended_path, recorder.ended.ended_path
+    recorder.policy.followed(path, behind, weight, is_read and not is_trained, in_core=True)
 
 
 def learn(recorder: Recorder, ended: Any, alive: list[Any]) -> None:

@@ -18,7 +18,7 @@ from ltc.backends.collective_runner import abort
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new, explain_returned
 from ltc.device.evidence.transitions import show_asked, show_left
-from ltc.device.policy import Begin, Path, Settles
+from ltc.device.policy import Begin, Path
 from ltc.device.recording import core_ends
 from ltc.device.recording.entries import INPUT
 from ltc.device.recording.recorder import Recorder
@@ -379,21 +379,6 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
         program.ask()
 
 
-def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
-    """End the calling thread's recording in the core; return False where Python has to end it."""
-    if recorder.walk is None:
-        return False
-
-    def tell_policy(end: core_ends.CoreEnd) -> None:
-        if recorder.optimizer_steps:
-            recorder.policy.trained()
-        path, behind = recorder.last.ended_path, recorder.ended.ended_path
-        of_reads = _is_of_reads(recorder, is_read)
-        recorder.policy.followed(path, behind, end.weight, of_reads, in_core=True)
-
-    return core_ends.ends_in_core(recorder, tell_policy, is_read)
-
-
 def _may_end_in_core(recorder: Recorder, path: Path, followed: int = 0) -> bool:
     """True if a recording along a path may be followed and launched in the core.
 
@@ -434,11 +419,13 @@ def pass_cut(recorder: Recorder, is_read: bool) -> bool:
     session = recorder.immediate
     if session is None or not recorder.is_of_this_dtype():
         return False
+    if not recorder.may_run_at_once():  # a setting of the environment may be another
+        return False
     if session.passes_settled(is_read):
         return True
     if not session.may_pass():
         return False
-    if not session.has_calls_since_cut(is_read) or session.passes_alike(is_read):
+    if not session.has_calls_since_cut() or session.passes_alike(is_read):
         return True
     ended = session.ended_at = session.ended_at or _end_unnoted(recorder, session, is_read)
     begins = recorder.decided = recorder.decided or recorder.decide(ended)
@@ -470,7 +457,7 @@ def _end_unnoted(recorder: Recorder, session: Any, is_read: bool) -> Any:
     of_symbols = weigh(summed.calls, summed.nbytes, summed.inputs, summed.entries)
     of_reads = _is_of_reads(recorder, is_read)
     settles = recorder.policy.sketched(path, behind, weight, of_symbols, of_reads, like, in_core)
-    session.settle(None if settles is Settles.THIS and of_reads is not is_read else settles)
+    session.settle(settles)
     return entry
 
 

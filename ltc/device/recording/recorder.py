@@ -252,11 +252,9 @@ class Recorder:
         if self.walk is not None and CORE is not None:
             CORE.leave(self.session)
 
-    def _keep_track(self) -> None:
+    def _keep_track(self, learner: Learner) -> None:
         """The recording has ended: what was learned of it leads from where it began."""
-        learner, self.learner = self.learner, None
-        if learner is None:
-            return
+        self.learner = None
         track, place = learner.track(), self._start()
         place.is_refused = track is None
         if track is not None and track.entries[-1] is self.last:
@@ -516,7 +514,8 @@ class Recorder:
         self.exchanges = self.has_left_track = False
         if not self.is_left:  # a side exit ends no step
             self.optimizer_steps.clear()
-        self._keep_track()
+        if self.learner is not None:
+            self._keep_track(self.learner)
         self.recordings += 1
         self.before, self.ended = self.ended, self.last
         self.choose_paths()  # first: the number may not be readable, and the old one has ended

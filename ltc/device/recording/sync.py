@@ -29,6 +29,7 @@ from ltc.device.immediate.memory import buffer_of
 from ltc.device.immediate.notes import FollowedPart
 from ltc.device.immediate.permission import is_forced
 from ltc.device.policy import Begin
+from ltc.device.recording.core_ends import ends_in_core
 from ltc.device.recording.entries import (
     END,
     KERNEL_FILE,
@@ -37,7 +38,7 @@ from ltc.device.recording.entries import (
     RunsAtOnce,
     TakesOtherPath,
 )
-from ltc.device.recording.exit_liveness import end, end_immediate, ends_in_core, pass_cut
+from ltc.device.recording.exit_liveness import end, end_immediate, pass_cut
 from ltc.device.recording.recorder import Device, Recorder, devices, devices_in_use
 from ltc.device.recording.state import State
 from ltc.device.shapes.meta import result_types
@@ -509,8 +510,11 @@ def end_step(device: Device) -> None:
     """
     held.deliver()
     recorder = device.recorder()
-    passes = pass_cut(recorder, is_read=False) or ends_in_core(recorder, is_read=False)
-    if passes or recorder.nothing_pending:  # else the end of the recording sees to it
+    ends_here = ends_in_core(recorder, is_read=False)
+    passes = ends_here or pass_cut(recorder, is_read=False)
+    if not ends_here and (
+        passes or recorder.nothing_pending
+    ):  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
     recorder.note_mark()
     timeline = spans.timeline

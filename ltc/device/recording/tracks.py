@@ -90,8 +90,9 @@ class Walk:
     """One run of the core along a track.
 
     Attributes:
-        is_left_early: True if calls of the track have not come.
-        names: The core's name of each state that is alive, by its id; known once Python has caught up.
+        is_left_early: True if calls of the track have not come. It is known, as all that follows is, once Python
+            has caught up.
+        names: The core's name of each state that is alive, by its id.
         values: By name the number of the value of each of these; -1 of one that keeps what it had.
         inputs: The names of the inputs, in their order.
         views: The names of those that are views; the core derives them anew.
@@ -99,15 +100,17 @@ class Walk:
         caught_up: When Python began to catch up, in nanoseconds of time.perf_counter_ns.
     """
 
+    is_left_early = False
+    names: dict[int, int]
+    values: dict[int, int]
+    inputs: list[int]
+    views: set[int]
+    count: int
+    caught_up: int
+
     def __init__(self, track: Track) -> None:
         self.track = track
-        self.is_left_early = False
         self._opened: dict[State, Buffer] = {}  # the states whose values the core was given
-        self.names: dict[int, int] = {}
-        self.values: dict[int, int] = {}
-        self.inputs: list[int] = []
-        self.views: set[int] = set()
-        self.count = self.caught_up = 0
 
     def open(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> bool:
         """Let go of the values of tensors that are written to; return False where one has none."""

@@ -226,8 +226,8 @@ void ltc_limit_cuts(Session* session, int64_t most, bool reads_pass) {
   session->reads_pass = reads_pass;
 }
 
-// An optimizer has made its step, or the recording in which it did has ended.
-void ltc_note_trained(Session* session, bool has_trained) { session->has_trained = has_trained; }
+// An optimizer has made its step, or the recording in which it did has ended. True if one had in this recording.
+bool ltc_note_trained(Session* session, bool has_trained) { return std::exchange(session->has_trained, has_trained); }
 
 // Begin to sum up what the session's thread calls; end it, with what was found.
 void ltc_sketch(Session* session) {
@@ -236,8 +236,8 @@ void ltc_sketch(Session* session) {
   session->has_trained = false;
 }
 
-// A read ends it, or a mark. Before it so many ends were passed, the last of a path of those sums, behind those.
-void ltc_sketched(Session* session, bool is_read, int64_t* found) {
+// Before it so many ends were passed, the last of a path of those sums, behind those.
+void ltc_sketched(Session* session, int64_t* found) {
   session->gate.stop_summing();
   const auto sketch = std::exchange(session->sketch, Sketch());
   const auto& cuts = session->cuts;
@@ -245,7 +245,7 @@ void ltc_sketched(Session* session, bool is_read, int64_t* found) {
                            sketch.inputs, cuts.reads, cuts.marks, int64_t(cuts.behind.exact),
                            int64_t(cuts.behind.shape), int64_t(cuts.before.exact), int64_t(cuts.before.shape)};
   std::copy(std::begin(words), std::end(words), found);
-  session->cuts.hear(sketch, is_read);
+  session->cuts.hear(sketch);
 }
 
 // A call that Python runs in this thread is as long as so many more.
@@ -255,11 +255,11 @@ void ltc_lengthen(int64_t calls) {
 
 // The session's calls are counted; if Python's, `since`, and the core's are any, they are summed up, and others begin.
 // What `ltc_calls` finds comes first, then whether calls run here, then what `ltc_sketched` finds.
-void ltc_cut(Session* session, int64_t since, bool is_read, int64_t* found) {
+void ltc_cut(Session* session, int64_t since, int64_t* found) {
   ltc_calls(session, found);
   found[4] = session->gate.runs();
   if (!(found[2] ? session->sketch.calls : since + found[0])) return;
-  ltc_sketched(session, is_read, found + 5);
+  ltc_sketched(session, found + 5);
   session->begin_sum();
 }
 

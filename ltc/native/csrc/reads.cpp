@@ -17,7 +17,7 @@ namespace {
 
 // A copy is a call, which is inside already; a number is not.
 bool passes_cut(Session& session, bool is_number) {
-  if (session.has_trained || !session.reads_pass) return false;
+  if (!session.reads_pass) return false;
   if (!is_number) return session.passes_cut(true);
   Gate::Inside inside(session.gate);
   return session.passes_cut(true);

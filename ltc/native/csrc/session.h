@@ -14,11 +14,12 @@ namespace ltc {
 // The ends of recordings of which the policy hears no more: where a path so short came behind the same two again,
 // nothing changes. Python hears of how many there were at the next other end.
 struct SettledCuts {
-  // The end of what is summed up is passed if it is settled; false where Python has to hear of it.
-  bool pass(Sketch& sketch, bool is_read, int64_t calls);
+  // The end of what is summed up is passed if it is settled; false where Python has to hear of it. `is_of_reads`: a
+  // read ends it, and no optimizer has made a step.
+  bool pass(Sketch& sketch, bool is_of_reads, int64_t calls);
   // Python hears of an end, and says what is settled from now on: it is; neither it is nor the one behind which its
   // recording began; none is.
-  void hear(const Sketch& sketch, bool is_read);
+  void hear(const Sketch& sketch);
   enum class Settles : int64_t { THIS, NOT_HERE, NONE };
   void settle(Settles settles);
   // Other recordings begin, behind none.
@@ -34,8 +35,8 @@ struct SettledCuts {
 
  private:
   static const size_t MOST_KNOWN = 4096;
-  uint64_t sum_of(const Sketch& sketch, bool is_read) const;
-  void end(const Sketch& sketch, uint64_t sum);
+  uint64_t sum_of(const Sketch& sketch) const;
+  void end(const Sketch& sketch);
   uint64_t last_ = 0, began_ = 0;  // the last end, and the one behind which its recording began
   std::unordered_set<uint64_t> known_;
 };
@@ -50,14 +51,16 @@ struct Session {
   bool sums() const { return gate.sums() && !depth; }
   void begin_sum() { sketch.begin(), gate.sum(); }
   // True if the recording may end here, and the next one begin, without Python.
-  bool passes_cut(bool is_read) { return gate.runs() && sums() && cuts.pass(sketch, is_read, calls); }
+  bool passes_cut(bool is_read) {
+    return gate.runs() && sums() && cuts.pass(sketch, is_read && !std::exchange(has_trained, false), calls);
+  }
 
   Gate gate;
   std::atomic<bool> is_armed{false};   // Python is asked to enter it before the next call
   int64_t calls = 0;                   // since Python last asked
   int64_t reads_until = 0;             // calls, before which nobody has to hear of a read
   bool reads_pass = false;             // nor of one at a settled cut
-  bool has_trained = false;            // but of the first one behind an optimizer's step
+  bool has_trained = false;            // an optimizer has made a step in this recording
   int64_t read_at = -1;                // calls before the last read; -1: none since Python last asked
   int64_t looks_after = INT64_MAX;     // Python looks behind so many calls
   const void* engine = nullptr;        // the code of Python's function that runs the backward under way

@@ -70,23 +70,22 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 
 // --- ends of recordings
 
-bool SettledCuts::pass(Sketch& sketch, bool is_read, int64_t calls) {
-  const auto sum = sum_of(sketch, is_read);
-  if (!sketch.calls || reads + marks >= most || !known_.count(sum)) return !sketch.calls;  // else nothing ends
-  (is_read ? reads : marks)++;
+bool SettledCuts::pass(Sketch& sketch, bool is_of_reads, int64_t calls) {
+  if (!sketch.calls || reads + marks >= most || !known_.count(sum_of(sketch))) return !sketch.calls;  // nothing ends
+  (is_of_reads ? reads : marks)++;
   passed++, passed_at = calls;
-  end(sketch, sum);
+  end(sketch);
   sketch.begin();
   return true;
 }
 
-void SettledCuts::end(const Sketch& sketch, uint64_t sum) {
+void SettledCuts::end(const Sketch& sketch) {
+  began_ = std::exchange(last_, sum_of(sketch));
   before = behind, behind = {sketch.exact, sketch.shape};
-  began_ = std::exchange(last_, sum);
 }
 
-void SettledCuts::hear(const Sketch& sketch, bool is_read) {
-  end(sketch, sum_of(sketch, is_read));
+void SettledCuts::hear(const Sketch& sketch) {
+  end(sketch);
   reads = marks = 0;
 }
 
@@ -102,10 +101,9 @@ void SettledCuts::begin() {
   known_ = std::move(known);
 }
 
-uint64_t SettledCuts::sum_of(const Sketch& sketch, bool is_read) const {
+uint64_t SettledCuts::sum_of(const Sketch& sketch) const {
   // From 1 on: else a path behind itself would be 0, and two in turns alike.
-  const uint64_t first = Sketch::mixed(1, before.exact);
-  return Sketch::mixed(Sketch::mixed(Sketch::mixed(first, behind.exact), sketch.exact), is_read);
+  return Sketch::mixed(Sketch::mixed(Sketch::mixed(1, before.exact), behind.exact), sketch.exact);
 }
 
 }  // namespace ltc
