@@ -400,10 +400,10 @@ void CallKernel::run_beside_walk(Session& session, torch::jit::Stack* stack) {
 
 void CallKernel::left(Session& session, torch::jit::Stack* stack) {
   overload.left_to_python.fetch_add(1, std::memory_order_relaxed);
-  auto drawn = std::exchange(session.drawn, {});
+  const auto drawn = std::exchange(session.drawn, 0);
   if (session.learner && !session.depth && !Copy(overload, *stack).is_one()) learn(session, stack);
   else leave(session, stack);
-  if (!drawn.empty()) keep_program(overload, std::move(drawn), stack->back().toTensor());
+  if (drawn) keep_program(drawn, stack->back().toTensor());
 }
 
 void CallKernel::leave(Session& session, torch::jit::Stack* stack) {

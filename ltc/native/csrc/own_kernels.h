@@ -33,10 +33,10 @@ void register_guard();
 bool run_adam(const torch::jit::Stack& host);
 
 // Draw random numbers; false, with nothing drawn, where Python has to.
-bool run_random(Overload& overload, torch::jit::Stack& host);
+bool run_random(const Overload& overload, torch::jit::Stack& host);
 
-// Python has drawn a tensor by a program, which the core launches for calls of that key from now on.
-void keep_program(const Overload& overload, ProgramKey key, const Tensor& drawn);
+// Python has drawn a tensor, maybe by a program: then the core launches it for such calls from now on.
+void keep_program(uint64_t key, const Tensor& drawn);
 
 // Numbers that are read.
 void register_reads(torch::Library& library);

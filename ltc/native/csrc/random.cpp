@@ -5,9 +5,9 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "exits.h"
 #include "modes.h"
@@ -222,33 +222,19 @@ struct Program {
 };
 const size_t MOST_PROGRAMS = 256;  // each is kept for good
 std::mutex programs_change;
-std::map<std::pair<const Overload*, ProgramKey>, Program> programs;
+std::unordered_map<uint64_t, Program> programs;
 
-// The numbers that a program is given are not in the key, but behind the seed.
-ProgramKey key_of(Overload& overload, const Stack& host, std::vector<IValue>& numbers) {
-  ProgramKey key{int64_t(c10::typeMetaToScalarType(c10::get_default_dtype()))};
-  for (size_t i = 0; i < host.size(); i++) {
-    const IValue& one = host[i];
-    if (overload.words().kinds[i] == 'n') numbers.push_back(one);
-    key.push_back(one.isTensor() ? int64_t(one.toTensor().scalar_type()) : one.isInt() ? one.toInt() : -1);
-    if (!one.isTensor() && !one.isIntList()) continue;
-    const auto sizes = one.isTensor() ? one.toTensor().sizes().vec() : one.toIntVector();
-    key.push_back(int64_t(sizes.size()));
-    key.insert(key.end(), sizes.begin(), sizes.end());
-  }
-  return key;
-}
-
-bool run_program(Overload& overload, Stack& host) {
+bool run_program(const Overload& overload, Stack& host) {
+  Sketch call;  // all but the numbers that it is given, which come behind the seed
+  call.add(overload, host);
+  const auto key = Sketch::mixed(call.exact, uint64_t(c10::typeMetaToScalarType(c10::get_default_dtype())));
   std::vector<IValue> numbers{IValue()};
-  auto key = key_of(overload, host, numbers);
+  std::copy_if(host.begin(), host.end(), std::back_inserter(numbers), [](const auto& one) { return one.isDouble(); });
   if (numbers.size() > 1 && !(numbers.back().toDouble() > 0)) return false;  // a deviation, or a rate
   std::unique_lock<std::mutex> lock(programs_change);
-  const auto found = programs.find({&overload, key});
-  if (found == programs.end()) {
-    this_thread().drawn = std::move(key);
-    return false;
-  }
+  const auto found = programs.find(key);
+  this_thread().drawn = found == programs.end() ? key : 0;
+  if (found == programs.end()) return false;
   lock.unlock();  // it stays where it is
   const auto& [exit, kernels, frame_bytes, type] = found->second;
   Tensor made = output_of(type, exit.guard);
@@ -264,16 +250,13 @@ bool run_program(Overload& overload, Stack& host) {
 
 }  // namespace
 
-void keep_program(const Overload& overload, ProgramKey key, const Tensor& drawn) {
-  if (programs.size() >= MOST_PROGRAMS) return;
-  const auto words = program_drawn();
-  if (words.empty()) return;
+void keep_program(uint64_t key, const Tensor& drawn) {
+  const auto words = programs.size() < MOST_PROGRAMS ? program_drawn() : std::vector<int64_t>();
   std::lock_guard<std::mutex> lock(programs_change);
-  const Program program{Exit(&words[2]), words[1], words[0], Type(drawn)};
-  programs.insert({{&overload, std::move(key)}, program});
+  if (!words.empty()) programs.insert({key, {Exit(&words[2]), words[1], words[0], Type(drawn)}});
 }
 
-bool run_random(Overload& overload, Stack& host) {
+bool run_random(const Overload& overload, Stack& host) {
   for (const auto& one : host)
     if (one.isGenerator()) return false;
   if (overload.rule & BY_PROGRAM) return run_program(overload, host);

@@ -41,9 +41,6 @@ struct SettledCuts {
   std::unordered_set<uint64_t> known_;
 };
 
-// All of a call that a program depends on which draws random numbers.
-using ProgramKey = std::vector<int64_t>;
-
 // One thread's. Python enters it where the calls of a thread run when they are made, and are not
 // noted; any thread of Python's may leave it.
 struct Session {
@@ -72,7 +69,7 @@ struct Session {
   std::shared_ptr<Learner> learner;    // while Python follows a path
   std::shared_ptr<Walk> walk;          // while the core does
   std::vector<WeakStorage> watched;    // views
-  ProgramKey drawn;                    // of the call that Python is to draw for; else empty
+  uint64_t drawn = 0;                  // the sum of the call that Python is to draw for; else 0
 };
 
 Session& this_thread();
