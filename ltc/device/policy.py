@@ -63,8 +63,7 @@ class Junction:
     Attributes:
         following: The path that began here the last time.
         pause: Recordings that are noted here before one is followed again.
-        backoff: The length of the pause after the next wrong guess; 0 where the last guess was right: a loop that
-            reads a value now and then leaves its path there, and follows it again at once.
+        backoff: The length of the last pause; 0 where the last guess was right.
         awaits: True if what comes is to be noted, since its sketch has come back.
         learned: The recorder's own record of what begins here.
     """
@@ -273,9 +272,7 @@ class Policy:
         is_known = path.returns >= 0 and _is_like(self.place_of(behind).following, path)
         place = self._own_place(behind)
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
-        if (
-            comes_back and path.returns <= LAUNCH_CALLS
-        ):  # each time: another path may come in between
+        if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
             place.awaits = True
         if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
             like.returns += 1
@@ -358,8 +355,20 @@ class Policy:
         """The recording has left what was followed, in the core at least, or its end has no program."""
         self._pause(self.place_of(behind))
 
+    def cut_short(self, behind: Path) -> None:
+        """A read has ended what was followed, with a single call: nothing is lost.
+
+        So a loop that reads a value now and then is followed at once behind it. A second time in a row, it is as if
+        the recording had left what was followed.
+        """
+        place = self.place_of(behind)
+        if place.backoff:
+            self._pause(place)
+        else:
+            place.backoff, self._hits, self._is_sure = 1, 0, False
+
     def _pause(self, place: Junction) -> None:
-        place.pause, place.backoff = place.backoff, min(MAX_PAUSE, max(1, 2 * place.backoff))
+        place.pause = place.backoff = min(MAX_PAUSE, max(1, 2 * place.backoff))
         self._hits, self._is_sure = 0, False
 
     def note_again(self, behind: Path) -> None:

@@ -150,7 +150,7 @@ def test_each_transition_is_printed_with_its_reason_and_numbers(caplog):
         ("the next calls are followed", "has a program, and came back once"),
         ("a program of 4 calls is compiled", "the path came back"),
         ("a side exit", "got aten::sin(float32[39])"),
-        ("0 calls were followed in vain", "no back-off"),
+        ("0 calls were followed in vain", "are noted once, then followed again"),
         *([rests] if CORE is None else []),  # the core sums up what it does not note
     ):
         assert any(what in text and why in text for text in printed), (what, why)

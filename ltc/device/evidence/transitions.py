@@ -41,11 +41,10 @@ def show_left(policy: Policy, behind: Path, calls: int, why: str) -> None:
     """
     if history.is_shown(TIERS):
         pause = policy.place_of(behind).pause
-        backs_off = (
-            f"back-off: paths that begin there are noted {_times(pause)}, then followed again"
+        _show(
+            f"{calls} calls were followed in vain: {why}",
+            f"back-off: paths that begin there are noted {_times(pause)}, then followed again",
         )
-        no_pause = "no back-off: the guess before was right"
-        _show(f"{calls} calls were followed in vain: {why}", backs_off if pause else no_pause)
 
 
 def _show(what: str, why: str) -> None:
@@ -69,7 +68,7 @@ def _reason(policy: Policy, behind: Path, before: Begin, begins: Begin) -> str:
             f"the pause after new paths is over"
         )
     place = policy.place_of(behind)
-    if place.backoff > 1:  # of a first wrong guess there was no pause
+    if place.backoff:
         return f"back-off: the path followed from here was left; {place.pause} more to be noted"
     if place.pause:
         return f"its sizes stay the same; {place.pause} more to be noted at these sizes"
