@@ -389,7 +389,7 @@ def test_a_path_that_the_core_leaves_is_followed_ever_less_and_in_the_end_no_mor
             decides.followed(path, gap, 5 * LAUNCH_CALLS, False, True, has_left_core=True)
         else:
             decides.sketched(path, gap, 90, 90, False, None, True)
-    assert len(followed) == 9 and followed[-1] < 140
+    assert len(followed) == 10 and followed[-1] < 140
 
 
 class Recordings:
