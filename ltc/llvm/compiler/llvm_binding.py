@@ -28,7 +28,7 @@ from ltc.support.version import VERSION
 
 _log = logging.getLogger("ltc")
 
-OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
+OPTIMIZATION = 1  # of code generation; no pass runs on the IR, which is written as it should run
 
 
 @functools.cache
