@@ -63,7 +63,7 @@ class Junction:
     Attributes:
         following: The path that began here the last time.
         pause: Recordings that are noted here before one is followed again.
-        backoff: The length of the last pause; 0 where the last guess was right.
+        backoff: The length of the last pause, or 1 behind a guess that cost none; 0 where the last guess was right.
         awaits: True if what comes is to be noted, since its sketch has come back.
         learned: The recorder's own record of what begins here.
     """
@@ -359,13 +359,27 @@ class Policy:
         self._count_new(False)
         self._count_short(weight, is_of_reads)
         if has_left_core:
-            self._pause(place)
+            self._pause_if_again(place)
         else:
             place.backoff = 0
 
     def left(self, behind: Path) -> None:
         """The recording has left what was followed, in the core at least, or its end has no program."""
         self._pause(self.place_of(behind))
+
+    def cut_short(self, behind: Path) -> None:
+        """A read has ended what was followed, with a single call: nothing is lost.
+
+        So a loop that reads a value now and then is followed at once behind it. A second time in a row, it is as if
+        the recording had left what was followed.
+        """
+        self._pause_if_again(self.place_of(behind))
+
+    def _pause_if_again(self, place: Junction) -> None:
+        if place.backoff:
+            self._pause(place)
+        else:
+            place.backoff, self._hits, self._is_sure = 1, 0, False
 
     def _pause(self, place: Junction) -> None:
         place.pause = place.backoff = min(MAX_PAUSE, max(1, 2 * place.backoff))

@@ -138,6 +138,11 @@ def recording_goes_on(launch: Any, seconds: float, waits: Waits) -> None:
     leave_one()
 
 
+def records_beside() -> bool:
+    """Return True if the calling thread has handed over its latest launch."""
+    return _this_thread.since is not None
+
+
 def waits_for(launch: Any) -> None:
     """The calling thread waits for a launch; for all, where none is given."""
     caller = _this_thread

@@ -198,6 +198,14 @@ class Executor:
         if timeline is not None:
             timeline.add("wait", "wait for the device", began, spans.now())
 
+    def wait_within(self, seconds: float) -> None:
+        """Block until everything given so far is over, if that usually takes at most so many seconds."""
+        with self._lock:
+            running = [] if self._running is None else [self._running]
+            expected = sum(work.usual_seconds for work in [*running, *self._waiting])
+        if 0 < expected <= seconds:
+            self.wait()
+
     # --- what is on the device
 
     def begun(self, work: Work, token: LaunchToken) -> None:

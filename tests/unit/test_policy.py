@@ -389,7 +389,7 @@ def test_a_path_that_the_core_leaves_is_followed_ever_less_and_in_the_end_no_mor
             decides.followed(path, gap, 5 * LAUNCH_CALLS, False, True, has_left_core=True)
         else:
             decides.sketched(path, gap, 90, 90, False, None, True)
-    assert len(followed) == 9 and followed[-1] < 140
+    assert len(followed) == 10 and followed[-1] < 140
 
 
 class Recordings:
@@ -492,6 +492,29 @@ def test_sketches_that_come_back_for_ever_are_noted_ever_less():
         else:
             decides.sketched(path, path, 20, 20, False, None)
     assert noted <= 10
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 6, 7, 8, 10, 11])
+def test_a_loop_that_reads_a_value_now_and_then_is_followed_in_all_its_steps(steps, quick_calls):
+    """The read's path is short, and comes where the step's was expected."""
+    decides, step, read = policy.Policy(sketches=True), policy.Path(), policy.Path()
+    begun, behind = [], policy.Path()
+    for number in range(12 * steps):
+        path = read if number % steps == steps - 1 else step
+        begins = decides.begin(behind)
+        if begins is Begin.SKETCH:
+            weight = 1 if path is read else 121
+            decides.sketched(path, behind, weight, -62, path is read, None, True)
+        elif path is read:
+            decides.cut_short(behind)
+            decides.noted(read, behind, 1, True)
+        elif begins is Begin.FOLLOW:
+            decides.followed(step, behind, 5000, False, True)
+        elif decides.noted(step, behind, 121, False, in_core=True):
+            decides.asked(step, SimpleNamespace(is_ready=True, is_kept=True))
+        begun.append(begins if path is step else None)
+        behind = path
+    assert {*begun[-3 * steps :]} == {Begin.FOLLOW, None}
 
 
 def test_paths_that_never_come_back_are_not_kept(quick_calls):

@@ -4,10 +4,12 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ltc.device.recording import core_ends
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
@@ -148,6 +150,31 @@ def end_once(work: Work, somebody_waits) -> threading.Thread:
     thread = threading.Thread(target=look)
     thread.start()
     return thread
+
+
+def test_who_waits_within_a_time_waits_for_programs_that_take_no_longer(clock, left):
+    executor, work = Executor(0), Work()
+    work.usual_seconds = 0.002
+    executor.run(work, long=True)
+    executor.wait_within(0.001)
+    assert not executor.is_done
+    thread = end_once(work, lambda: core_reservation._this_thread.last is None)
+    executor.wait_within(0.002)
+    assert executor.is_done
+    thread.join()
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_a_program_may_run_in_its_caller_for_as_long_as_python_takes_to_hand_it_over(
+    is_handed_over, clock, monkeypatch, left
+):
+    """What the caller has computed is its end of a recording, and the program if that ran there."""
+    monkeypatch.setattr(core_ends, "thread_time_ns", lambda: 5_000_000)
+    if is_handed_over:
+        core_reservation.recording_goes_on(None, 0.0, core_reservation.Waits())
+    walk, program = SimpleNamespace(caught_up=1_000_000), SimpleNamespace(seconds=0.003)
+    longest = core_ends._longest(walk, program, SimpleNamespace(guard=0))
+    assert longest == pytest.approx(0.004 if is_handed_over else 0.001)
 
 
 def test_a_long_program_leaves_one_until_somebody_waits_for_it(clock, left):

@@ -13,7 +13,7 @@ observes a call; by a hint's sample), its kernels (PyTorch's profiler), or the b
 from __future__ import annotations
 
 from math import inf
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any
 from weakref import ref
 
@@ -137,10 +137,12 @@ def ends_in_core(recorder: Recorder, is_read: bool) -> bool:
     end: CoreEnd | None = None if walk is None else walk.track.end
     if end is None or watching or is_profiled() or hints.is_sampling():
         return False  # its calls or its kernels are to be seen one by one
+    executor = executor_of(recorder.device.index)
+    if not executor.is_done and end.program() is not None:
+        executor.wait_within(end.longest)  # no longer than Python would take to hand this one over
     with recorder.lock, held, plain_functions():
         program = end.program() if recorder.walk is walk else None
-        is_free = program is not None and executor_of(recorder.device.index).is_done
-        if program is None or not is_free or not end.launch(recorder, program):
+        if program is None or not executor.is_done or not end.launch(recorder, program):
             return False
         core_reservation.recording_is_over()
         hints.launched()
@@ -193,8 +195,9 @@ def _longest(walk: Any, program: Program, launch: FrameLaunch) -> float:
     """
     if launch.guard:
         return inf
-    took = (perf_counter_ns() - walk.caught_up) * 1e-9
-    return max(SHORT_SECONDS, took - program.seconds)
+    took = (thread_time_ns() - walk.caught_up) * 1e-9
+    ran_here = 0 if core_reservation.records_beside() else program.seconds
+    return max(SHORT_SECONDS, took - ran_here)
 
 
 def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list[int] | None:

@@ -369,7 +369,8 @@ def _tell_policy(recorder: Recorder, program: Program) -> None:
             path.program = _KeptProgram(program)
         recorder.policy.followed(path, behind, weight, reads, in_core, recorder.has_left_track)
         return
-    recorder.policy.left(behind)
+    is_read_alone = reads and program.calls - inputs <= 1
+    (recorder.policy.cut_short if is_read_alone else recorder.policy.left)(behind)
     show_left(recorder.policy, behind, program.calls, "their end has no compiled program")
     if recorder.policy.noted(path, behind, weight, reads):
         recorder.policy.asked(path, _KeptProgram(program))

@@ -9,7 +9,7 @@ end of the recording: it is then in the state in which it would be after followi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class Walk:
         inputs: The names of the inputs, in their order.
         views: The names of those that are views; the core derives them anew.
         count: The number of names.
-        caught_up: When Python began to catch up, in nanoseconds of time.perf_counter_ns.
+        caught_up: When Python began to catch up, in nanoseconds of time.thread_time_ns.
     """
 
     is_left_early = False
@@ -144,7 +144,7 @@ class Walk:
         Args:
             told: The core's record of the walk: see `Walk::caught_up` in tracks.cpp.
         """
-        self.caught_up = perf_counter_ns()
+        self.caught_up = thread_time_ns()
         position, made, scalars, inputs, old_views, tensors, names, values, views, self.count = told
         for state, buffer in self._opened.items():
             state.value, state.buffer = None, buffer
