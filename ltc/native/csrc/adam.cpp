@@ -2,9 +2,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "own_kernels.h"
 
 namespace ltc {

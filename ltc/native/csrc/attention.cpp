@@ -1,9 +1,6 @@
 // Attention without dropout is one call of ltc::attention; see ltc/device/ops/sdpa.py.
 #include <ATen/ExpandUtils.h>
 
-#include <limits>
-
-#include "modes.h"
 #include "own_kernels.h"
 
 namespace ltc {

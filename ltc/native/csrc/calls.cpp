@@ -2,11 +2,8 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 
-#include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
 
@@ -61,7 +58,6 @@ struct Copy {
   const Tensor* self = nullptr;
   bool is_upload = false, is_read = false, is_large_upload = false;  // Python finds out if there is the memory
 };
-
 
 // One call, from its operands to its results. Nothing is changed before the kernel runs.
 class Call {

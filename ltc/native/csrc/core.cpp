@@ -1,11 +1,6 @@
 // What Python calls: by ctypes for numbers, by operators for tensors.
 #include <torch/library.h>
 
-#include <algorithm>
-#include <unordered_map>
-
-#include "calls.h"
-#include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
 #include "typed.h"

@@ -1,7 +1,6 @@
 // What torch asks of the device around calls: nothing happens there, and no Python is needed for it.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "held_value.h"
 #include "own_kernels.h"
 
 namespace ltc {

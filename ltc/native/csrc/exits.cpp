@@ -1,14 +1,7 @@
-#include "exits.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "modes.h"
-#include "overload.h"
 #include "python_side.h"
 #include "tracks.h"
 

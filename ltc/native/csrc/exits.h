@@ -1,9 +1,6 @@
 // The end of a followed recording without Python: what is alive is computed by a program that is launched here.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <ATen/core/ivalue.h>
 
 namespace ltc {

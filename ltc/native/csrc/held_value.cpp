@@ -1,7 +1,5 @@
 #include "held_value.h"
 
-#include <algorithm>
-
 namespace ltc {
 namespace {
 

@@ -1,7 +1,5 @@
 #include <ATen/core/grad_mode.h>
 
-#include "held_value.h"
-#include "modes.h"
 #include "own_kernels.h"
 
 namespace ltc {

@@ -3,8 +3,6 @@
 
 #include "held_value.h"
 
-#include <atomic>
-
 namespace ltc {
 
 // What Python says of an overload, at its first call.

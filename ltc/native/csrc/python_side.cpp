@@ -1,7 +1,5 @@
 #include "python_side.h"
 
-#include <algorithm>
-
 namespace ltc {
 namespace {
 

@@ -5,13 +5,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "exits.h"
-#include "modes.h"
-#include "overload.h"
 #include "own_kernels.h"
 #include "python_side.h"
 
@@ -115,10 +108,7 @@ bool uniform(Stack& host) {
   const Tensor self = host[0].toTensor();
   const auto most = host[2].toDouble();
   if (!at::isFloatingType(self.scalar_type()) || host[1].toDouble() != 0 || !(most >= 0) || !self.numel()) return false;
-  const auto largest = AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "largest", [&] {
-    return double(std::numeric_limits<scalar_t>::max());
-  });
-  if (most > largest) return false;
+  if (!std::isfinite(most) || !fits(host[2], self.scalar_type())) return false;
   Tensor made = at::empty(self.sizes(), self.options(), at::MemoryFormat::Contiguous);
   const int64_t seed = draw();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "uniform", [&] {
@@ -169,24 +159,18 @@ bool rand(Stack& host) {
   return uniform(host);
 }
 
-template <int LOW, int HIGH, int SIZES>
+// The places of the arguments; -1 is 0, or what is written to.
+template <int LOW, int HIGH, int SIZES = -1>
 bool randint(Stack& host) {
-  if (!makes_plain(host, SIZES)) return false;
+  constexpr bool makes = SIZES >= 0;
+  if (host[HIGH].isNone() || (makes && !makes_plain(host, SIZES))) return false;
   const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
-  const auto type = host[SIZES + 1].isNone() ? at::kLong : host[SIZES + 1].toScalarType();
-  const auto sizes = host[SIZES].toIntVector();
-  if (!has_all(type, low, high) || !c10::multiply_integers(sizes)) return false;
-  host = {IValue(integers(sizes, low, high, draw()).to(type))};
-  return true;
-}
-
-template <int LOW, int HIGH>
-bool random(Stack& host) {
-  if (host[HIGH].isNone()) return false;
-  const int64_t low = LOW < 0 ? 0 : host[LOW].toInt(), high = host[HIGH].toInt();
-  const auto& self = host[0].toTensor();
-  if (!has_all(self.scalar_type(), low, high) || !self.numel()) return false;
-  assign(host, integers(self.sizes(), low, high, draw()));
+  const auto sizes = makes ? host[SIZES].toIntVector() : host[0].toTensor().sizes().vec();
+  const auto named = makes ? host[SIZES + 1].toOptional<at::ScalarType>() : host[0].toTensor().scalar_type();
+  if (!has_all(named.value_or(at::kLong), low, high) || !c10::multiply_integers(sizes)) return false;
+  Tensor made = integers(sizes, low, high, draw());
+  if (makes) host = {IValue(made.to(named.value_or(at::kLong)))};
+  else assign(host, std::move(made));
   return true;
 }
 
@@ -195,7 +179,7 @@ const std::unordered_map<std::string, Kernel> KERNELS = {
     {"aten::native_dropout", dropout},    {"aten::bernoulli_.float", bernoulli_with},
     {"aten::bernoulli", bernoulli},       {"aten::uniform_", uniform},
     {"aten::randint", randint<-1, 0, 1>}, {"aten::randint.low", randint<0, 1, 2>}, {"aten::rand", rand},
-    {"aten::random_.to", random<-1, 1>},  {"aten::random_.from", random<1, 2>},
+    {"aten::random_.to", randint<-1, 1>}, {"aten::random_.from", randint<1, 2>},
 };
 
 // PyTorch's kernel, with a generator of its own.

@@ -1,13 +1,8 @@
 // Values that are there are read without Python's kernels; Python is told, now or at its next look.
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-
-#include "calls.h"
-#include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
-#include "session.h"
 
 namespace ltc {
 

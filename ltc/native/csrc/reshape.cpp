@@ -4,7 +4,6 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/WrapDimUtils.h>
 
-#include "modes.h"
 #include "own_kernels.h"
 #include "python_side.h"
 

@@ -1,9 +1,7 @@
 // Which of a thread's calls run in the core.
 #pragma once
 
-#include <cstdint>
 #include <unordered_set>
-#include <vector>
 
 #include "gate.h"
 #include "sketch.h"

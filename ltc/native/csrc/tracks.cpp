@@ -4,11 +4,6 @@
 #include <c10/core/AutogradState.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "modes.h"
 #include "python_side.h"
 #include "session.h"
 
@@ -76,18 +71,6 @@ bool keeps_class(const Overload::Words& words, const Step& step, const torch::ji
   return true;
 }
 
-// True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
-bool fits(const IValue& number, at::ScalarType type) {
-  if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
-  const bool is_limited = at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat;
-  if (!is_limited) return true;
-  const double value = number.toScalar().toDouble();
-  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] {
-    return std::abs(value) <= double(std::numeric_limits<scalar_t>::max());
-  }) || (at::isFloatingType(type) && !std::isfinite(value));
-}
-
-
 template <class Use>
 void for_each_written(const Overload& overload, const torch::jit::Stack& stack, size_t first, Use use) {
   for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++) {
@@ -100,6 +83,16 @@ void for_each_written(const Overload& overload, const torch::jit::Stack& stack, 
 }
 
 }  // namespace
+
+bool fits(const IValue& number, at::ScalarType type) {
+  if (!is_number(number) || type == at::kBool || (type == at::kLong && !number.isDouble())) return true;
+  const bool is_limited = at::isIntegralType(type, false) || at::isReducedFloatingType(type) || type == at::kFloat;
+  if (!is_limited) return true;
+  const double value = number.toScalar().toDouble();
+  return AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, type, "fits", [&] {
+    return std::abs(value) <= double(std::numeric_limits<scalar_t>::max());
+  }) || (at::isFloatingType(type) && !std::isfinite(value));
+}
 
 // --- learning ---------------------------------------------------------------------------------------
 

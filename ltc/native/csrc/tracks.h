@@ -6,10 +6,6 @@
 #include "modes.h"
 #include "overload.h"
 
-#include <memory>
-#include <string>
-#include <utility>
-
 namespace ltc {
 
 struct Type {
@@ -18,6 +14,9 @@ struct Type {
   c10::SmallVector<int64_t, 5> sizes;
   caffe2::TypeMeta dtype;
 };
+
+// True if PyTorch certainly converts the number to the type; see `fits` in numbers_that_fit.py.
+bool fits(const IValue& number, at::ScalarType type);
 
 // What an argument of an expected call is.
 struct Word {

@@ -1,7 +1,6 @@
 #include "typed.h"
 
 #include <string_view>
-#include <unordered_map>
 
 #include "python_side.h"
 

@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include "calls.h"
-#include "modes.h"
 
 namespace ltc {
 

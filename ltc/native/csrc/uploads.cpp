@@ -1,9 +1,7 @@
 #include "session.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
-#include <mutex>
 
 namespace ltc {
 namespace {
