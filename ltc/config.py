@@ -231,6 +231,13 @@ FLAGS = (
         "SSE4.2",
         in_programs=True,
     ),
+    Flag(
+        "LTC_WINOGRAD",
+        boolean,
+        True,
+        "3x3 convolutions of float32 multiply transformed tiles where that takes fewer cycles; 0: none does",
+        in_programs=True,
+    ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Machinery that gains time: docs/machinery.md says when to turn each off.
     Flag(

@@ -20,7 +20,7 @@ from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
 from ltc.llvm.conv.nhwc_pointwise import forward_shape, input_gradient_shape
-from ltc.llvm.conv.nhwc_tile import tile_shape
+from ltc.llvm.conv.nhwc_tile import TileShape, tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES, FORMS
@@ -114,6 +114,12 @@ class Sizes:
     right: int
 
 
+def tile_of(v: Vectors, sizes: Sizes, axes: Axes) -> TileShape:
+    """The positions that are summed together; the axes ascend."""
+    images = most_images(axes, sizes.left, BYTES[v.element], STRIP_BYTES)
+    return tile_shape(axes, sizes.right, v.isa, v.width, sizes.images, images)
+
+
 class _Tiles:
     """result[n, o, g, m] = sum over t, c of operand[n, o meets t, g, c] * weight[g, m, c, t].
 
@@ -130,8 +136,7 @@ class _Tiles:
         self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
         _, high, wide = self.axes
         size = BYTES[v.element]
-        images = most_images(self.axes, sizes.left, size, STRIP_BYTES)
-        self.tile = tile_shape(self.axes, sizes.right, isa, v.width, sizes.images, images)
+        self.tile = tile_of(v, sizes, self.axes)
         self.panel = self.tile.vectors * v.width
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height

@@ -50,10 +50,20 @@ def tile_shape(
         images = 1
     choices = [
         tile
-        for vectors in range(1, 5 if isa.registers > 16 else 3)
+        for vectors in panel_widths(isa)
         for tile in _tiles_of(axes, vectors, isa, min(images, together))
     ]
-    return min(choices, key=lambda tile: _cycles(tile, axes, right, lanes, images))
+    return min(choices, key=lambda tile: tile_cycles(tile, axes, right, lanes, images))
+
+
+def panel_widths(isa: Isa) -> range:
+    """The widths in vectors that a panel may have."""
+    return range(1, 5 if isa.registers > 16 else 3)
+
+
+def most_rows(isa: Isa, vectors: int) -> int:
+    """Return how many rows of so many vectors have their sums in registers, beside what they meet."""
+    return max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
 
 
 def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileShape]:
@@ -63,7 +73,7 @@ def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileS
         images: The most images in one tile.
     """
     _, high, wide = axes
-    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
+    most = most_rows(isa, vectors)
     tiles = max(1, -(-wide.count // most))
     width, wider = divmod(wide.count, tiles)
     height = 1
@@ -78,7 +88,8 @@ def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileS
         count *= 2
 
 
-def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
+def tile_cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
+    """Return the cycles of one summed channel of all images."""
     _, high, wide = axes
     panels = -(-right // (tile.vectors * lanes))
     taps = sum(_taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height))
@@ -86,14 +97,14 @@ def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) ->
         across = sum(_taps_met(wide, j, j) for j in range(wide.count))
         rounds = -(-images // tile.images)
         steps = WORTH_ITS_CODE * rounds * across * taps * panels
-        return steps * _step_cycles(tile.images, tile.vectors)
+        return steps * step_cycles(tile.images, tile.vectors)
     line = sum(
-        count * _step_cycles(tile.height * width, tile.vectors) for width, count in tile.widths
+        count * step_cycles(tile.height * width, tile.vectors) for width, count in tile.widths
     )
     return images * wide.taps * line * taps * panels
 
 
-def _step_cycles(positions: int, vectors: int) -> float:
+def step_cycles(positions: int, vectors: int) -> float:
     """Return the cycles of one channel of one tap.
 
     Fewer sums than two for each cycle of a latency wait for their last addition.

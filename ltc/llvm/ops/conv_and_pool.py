@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 
+from ltc import config
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, is_channels_last
@@ -23,6 +24,16 @@ from ltc.llvm.conv.nhwc_depthwise import (
     is_depthwise,
 )  # fmt: skip
 from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
+from ltc.llvm.conv.winograd import (
+    is_convolution_faster,
+    is_input_gradient_faster,
+    winograd_convolution,
+    winograd_input_gradient,
+)
+from ltc.llvm.conv.winograd_weight_grad import (
+    is_weight_gradient_faster,
+    winograd_weight_gradient,
+)
 from ltc.llvm.emit.isa import SSE2, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel
 from ltc.llvm.ops.product_choice import called_pointwise
@@ -138,19 +149,30 @@ def _plain_sequence(make, dtype: torch.dtype, geometry: Geometry, isa: Isa) -> K
     return make(NAME, dtype, geometry, isa)
 
 
+def _may_transform() -> bool:
+    return bool(config.value("LTC_WINOGRAD"))
+
+
 def _convolution(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     geometry, reads = _forward(node)
     make = convolution
     if is_channels_last(node):
-        make = depthwise_convolution if is_depthwise(geometry) else channels_last_convolution
+        make = channels_last_convolution
+        if is_depthwise(geometry):
+            make = depthwise_convolution
+        elif _may_transform() and is_convolution_faster(node.dtype, geometry, isa):
+            make = winograd_convolution
     return _named(_sequence(make, node, geometry, isa, epilogue, operands), reads, ("result",))
 
 
 def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     geometry, reads = _of_input(node)
     if is_channels_last(node):
-        depthwise = is_depthwise(geometry)
-        make = depthwise_input_gradient if depthwise else channels_last_input_gradient
+        make = channels_last_input_gradient
+        if is_depthwise(geometry):
+            make = depthwise_input_gradient
+        elif _may_transform() and is_input_gradient_faster(node.dtype, geometry, isa):
+            make = winograd_input_gradient
         sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     else:
         sequence = _plain_sequence(convolution_input_gradient, node.dtype, geometry, isa)
@@ -160,8 +182,11 @@ def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, oper
 def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     geometry, reads = _of_weight(node)
     if is_channels_last(node):
-        depthwise = is_depthwise(geometry)
-        make = depthwise_weight_gradient if depthwise else channels_last_weight_gradient
+        make = channels_last_weight_gradient
+        if is_depthwise(geometry):
+            make = depthwise_weight_gradient
+        elif _may_transform() and is_weight_gradient_faster(node.dtype, geometry, isa):
+            make = winograd_weight_gradient
         sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     else:
         sequence = _plain_sequence(convolution_weight_gradient, node.dtype, geometry, isa)
