@@ -116,6 +116,7 @@ DispatchKey = _named("torch._C", "DispatchKey")
 DispatchKeySet = _named("torch._C", "DispatchKeySet")
 AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastPrivateUse1)
 has_kernel = _named("torch._C", "_dispatch_has_kernel_for_dispatch_key")
+FILE_OF_OPS: str = _named("torch", "_ops.__file__")  # where a call of an overload begins
 # (key) -> the names of all overloads that have a kernel for it
 overloads_with_kernel = _named("torch._C", "_dispatch_get_registrations_for_dispatch_key")
 all_overload_names = _named("torch._C", "_dispatch_get_all_op_names")

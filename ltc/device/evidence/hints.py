@@ -46,6 +46,7 @@ from ltc.runtime.background import compile_behind
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import spans
 from ltc.support.user_frame import innermost_user_frame
+from ltc.support.torch_private import FILE_OF_OPS
 from ltc.tracebacks import is_ltcs, is_of_python
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
@@ -79,7 +80,7 @@ class Loop:
         begun: When the present window began.
         times: Nanoseconds of the iterations that were timed at its end; launched: their launches.
         kernels: Nanoseconds of PyTorch's kernels in the launched iterations behind these.
-        profiles: Of the iterations behind those. To read one takes long, so they are read together.
+        profiles: The profiles of the iterations behind those; to read one takes long, so they are read together.
         outside: Nanoseconds in which these iterations were not in ltc's functions.
         reads: Values read at other lines meanwhile; read_at: the latest such line.
         events_between: The most other ends that came between two of its own.
@@ -188,7 +189,7 @@ def _is_own_call(code: Any) -> bool:
     """Return True if what a function of ltc's calls is no part of the program: no kernel, no code of the user's."""
     if isinstance(code, str):
         return "ltc_core" in code or not ("PyCapsule" in code or "torch._ops" in code)
-    return is_of_python(code.co_filename) or code.co_filename == torch._ops.__file__
+    return is_of_python(code.co_filename) or code.co_filename == FILE_OF_OPS
 
 
 def kernel_time(recorder: Any) -> int | None:
