@@ -89,12 +89,14 @@ def written(columns: dict[str, Column]) -> str:
 
 
 def this_machine(threads: int) -> str:
-    """Return the kind of this machine: vendor and family of its processor, and the threads."""
-    told = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", _processors(), re.M))
+    """Return the kind of this machine: vendor and family of its processor, its vectors, and the threads."""
+    told = dict(re.findall(r"^(vendor_id|cpu family|model|flags)\s*: (.*)$", _processors(), re.M))
     vendor = VENDORS.get(told.get("vendor_id", ""), "processor")
     kind = f"{vendor} family {told.get('cpu family', '?')}"
     if vendor == "Intel":  # whose family is 6
         kind += f" model {told.get('model', '?')}"
+    elif vendor == "AMD":  # Zen 4 is of the family of Zen 3
+        kind += " with AVX-512" if "avx512f" in told.get("flags", "") else " with AVX2"
     return f"{kind}, {threads} threads"
 
 
