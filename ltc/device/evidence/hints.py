@@ -45,8 +45,8 @@ from ltc.explaining.user_stack import UserFrame
 from ltc.runtime.background import compile_behind
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import spans
-from ltc.support.user_frame import innermost_user_frame
 from ltc.support.torch_private import FILE_OF_OPS
+from ltc.support.user_frame import innermost_user_frame
 from ltc.tracebacks import is_ltcs, is_of_python
 
 PATIENCE_SECONDS = 5.0  # of a loop before it is judged; twice as long each time it is not slower
