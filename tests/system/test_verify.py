@@ -180,6 +180,14 @@ def test_memory_that_nobody_wrote_is_found(monkeypatch):
     assert error.difference.position[0] == 5
 
 
+def test_a_wrong_kernel_that_a_convolution_shares_is_named(monkeypatch):
+    """Its nodes are looked at one by one: their channels are last already."""
+    monkeypatch.setitem(elementwise.ROWS, ops.SIN, scaled(elementwise.ROWS[ops.SIN]))
+    x, w = drawn(2, 16, 9, 9), drawn(16, 16, 3, 3, seed=1)
+    error = error_of(lambda: nn.functional.conv2d(nn.functional.conv2d(x, w).sin(), w))
+    assert str(error).startswith("sin giving f32[2,7,7,16] is computed wrong")
+
+
 def test_a_value_that_is_written_over_too_early_is_found(monkeypatch):
     def crowded(lifetimes, *rest):
         places, _ = planned(lifetimes, *rest)
