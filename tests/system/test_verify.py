@@ -381,6 +381,35 @@ def test_a_right_network_raises_nothing(name):
     assert grown["verify.findings"] == grown["verify.passes_unjudged"] == 0
 
 
+def sparse(x: torch.Tensor, every: int) -> torch.Tensor:
+    """Zeros but at some positions."""
+    kept = torch.zeros_like(x)
+    kept[:, :, 1::every, 1::every] = x[:, :, 1::every, 1::every]
+    return kept
+
+
+@pytest.mark.parametrize("operand", ["dense", "sparse"])
+@pytest.mark.parametrize("weight", ["dense", "one tap"])
+@pytest.mark.parametrize("gradient", ["dense", "sparse", "large at one place"])
+def test_tiles_that_add_up_what_lies_side_by_side_are_right(operand, weight, gradient):
+    """What is large is added to what is small and taken away again: the rest is rounded as the sum was."""
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 4, 48, 14, 14)
+    w = torch.randn(48, 48, 3, 3) / 20
+    w = nn.init.dirac_(w) if weight == "one tap" else w
+    x, g = (
+        (sparse(x, 5) if operand == "sparse" else x),
+        (sparse(g, 4) if gradient == "sparse" else g),
+    )
+    if gradient == "large at one place":
+        g[:, :, 5, 6] *= 1e4
+    x, w = x.to("ltc").requires_grad_(), w.to("ltc").requires_grad_()
+    nn.functional.conv2d(x, w, padding=1).backward(g.to("ltc"))
+    with metrics.counted() as grown:
+        ltm.mark_step()
+    assert grown["verify.programs"] == 1 and grown["verify.findings"] == 0
+
+
 def test_values_that_are_no_numbers_are_right():
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, 3e38]).to("ltc")
     results = [x / 0, x * 2, x - x, x.sqrt(), x.log(), x.clamp(min=0), x.exp(), (x > 0).sum(), -x]
