@@ -410,6 +410,19 @@ def test_tiles_that_add_up_what_lies_side_by_side_are_right(operand, weight, gra
     assert grown["verify.programs"] == 1 and grown["verify.findings"] == 0
 
 
+@pytest.mark.parametrize("number", [torch.inf, torch.nan, 1e38])
+def test_tiles_that_overflow_on_the_way_are_right(number):
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 48, 14, 14), torch.randn(48, 48, 3, 3) / 20
+    for operand in x[0, 3, 5, 6:7], w[3, 5, 1, 2:3]:
+        before = operand.clone()
+        operand.fill_(number)
+        with metrics.counted() as grown:
+            nn.functional.conv2d(x.to("ltc"), w.to("ltc"), padding=1).cpu()
+        assert grown["verify.programs"] == 1 and grown["verify.findings"] == 0
+        operand.copy_(before)
+
+
 def test_values_that_are_no_numbers_are_right():
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, 3e38]).to("ltc")
     results = [x / 0, x * 2, x - x, x.sqrt(), x.log(), x.clamp(min=0), x.exp(), (x > 0).sum(), -x]

@@ -78,9 +78,12 @@ class Perturbation:
         elif node.op in (ops.PROD, ops.CUMPROD) or _scatters(node, "multiply"):
             size = _steps_of(node) * size
         elif node.op in _SUMS or _scatters(node, "add"):
-            size = size + _steps_of(node) * self._inner(node.dtype) * _added(
-                node, operands, compute
-            )
+            added = _added(node, operands, compute)
+            size = size + _steps_of(node) * self._inner(node.dtype) * added
+            if _may_transform_tiles(node):  # it may overflow on the way
+                value = torch.where(
+                    added < torch.finfo(node.dtype).max / _HEADROOM, value, torch.nan
+                )
         return self._off(value, size)
 
     def _needs_no_rounding(self, node: Node, value: torch.Tensor) -> torch.Tensor:
@@ -141,12 +144,13 @@ def _added(node: Node, operands: list[torch.Tensor], compute: Callable[..., Any]
 
 
 _TAPS = 3, 3  # of kernels that llvm/conv/winograd.py computes
+_HEADROOM = 32  # numbers of a tile are at most so many times what is added
 _REACH = 2  # positions, from where a tile's gradient is to where it is added and taken away again
 
 
 def _may_transform_tiles(node: Node) -> bool:
     """Return True for a convolution whose backend may add up taps before it multiplies."""
-    if node.op.kind != "convolution" or not is_channels_last(node):
+    if node.op.kind != "convolution" or node.dtype != torch.float32 or not is_channels_last(node):
         return False
     of_weight = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
     return (node if of_weight else node.inputs[1]).shape[2:] == _TAPS
