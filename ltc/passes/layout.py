@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
-from ltc.ir.node import Node, make
+from ltc.ir.node import Node, is_channels_last, make
 from ltc.ir.tensor_type import TensorType
 
 
@@ -250,6 +250,8 @@ class _ChannelsLast:
 
     def _convert(self, node: Node) -> Node | None:
         """Return the replacement of a node that has, or reads, such a form; None to leave it."""
+        if is_channels_last(node):  # a part of a graph that was converted before
+            return None
         if node.op.kind == "convolution":
             return self._convolution(node)
         if not any(n in self.channels_last_forms for n in node.inputs):

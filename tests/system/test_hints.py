@@ -147,7 +147,37 @@ def test_iterations_of_a_network_before_are_not_compared(loop, monkeypatch):
     for _ in range(hints.SAMPLES):
         watch._add(loop, hints.Iteration(1_000, 1))
     assert loop.times == [1_000] * hints.SAMPLES and watch.is_sampling
-    watch._stop_sample()
+    watch.stop_sample()
+
+
+@pytest.mark.parametrize("times_kernels", [True, False])
+def test_a_sample_ends_where_another_thread_has_given_its_hint(loop, times_kernels, monkeypatch):
+    """Else the thread was profiled for good, or its programs kept out of the native core."""
+    monkeypatch.setenv("LTC_HINTS", "1")
+    monkeypatch.setattr(hints, "_watch", watch := hints._ThreadLoops())
+    taken(loop, 2_000, 1 if times_kernels else 0)
+    watch._begin_sample(loop)
+    assert watch.is_timing_kernels is times_kernels and (sys.getprofile() is None) is times_kernels
+    monkeypatch.setattr(hints, "_has_said", True)
+    hints.iteration_ended(End.MARK)
+    assert not watch.is_sampling and sys.getprofile() is None
+
+
+def test_the_end_of_a_sample_leaves_a_profile_that_the_user_has_begun(loop, monkeypatch):
+    import cProfile
+
+    monkeypatch.setenv("LTC_HINTS", "1")
+    watch, theirs = hints._ThreadLoops(), cProfile.Profile()
+    taken(loop, 2_000, 0)
+    watch._begin_sample(loop)
+    assert watch.is_sampling
+    if sys.version_info >= (3, 12):  # there is one place for both, which is taken
+        watch.stop_sample()
+    theirs.enable()
+    watch.stop_sample()
+    "".join(reversed("seen"))
+    theirs.disable()
+    assert any("join" in str(entry.code) for entry in theirs.getstats())
 
 
 def test_the_cause_is_the_event_that_came_in_most_iterations(loop, monkeypatch):

@@ -115,6 +115,14 @@ def test_of_draws_by_a_program_the_first_alone_comes_to_python(quick_calls):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize(
+    "draw", [torch.randn, lambda *_, **k: torch.randn_like(values((3, 19), FLOATS[0]), **k)]
+)
+def test_the_default_dtype_is_told_from_each_that_is_named(draw):
+    for dtype in (*FLOATS, None) * 3:
+        assert draw(3, 19, device="ltc", dtype=dtype).dtype is (dtype or torch.float32)
+
+
 @pytest.mark.parametrize("number", [-1.0, float("nan")])
 def test_a_program_does_not_draw_what_is_refused(number):
     x = torch.zeros(6, device="ltc")

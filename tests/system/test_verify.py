@@ -180,6 +180,14 @@ def test_memory_that_nobody_wrote_is_found(monkeypatch):
     assert error.difference.position[0] == 5
 
 
+def test_a_wrong_kernel_that_a_convolution_shares_is_named(monkeypatch):
+    """Its nodes are looked at one by one: their channels are last already."""
+    monkeypatch.setitem(elementwise.ROWS, ops.SIN, scaled(elementwise.ROWS[ops.SIN]))
+    x, w = drawn(2, 16, 9, 9), drawn(16, 16, 3, 3, seed=1)
+    error = error_of(lambda: nn.functional.conv2d(nn.functional.conv2d(x, w).sin(), w))
+    assert str(error).startswith("sin giving f32[2,7,7,16] is computed wrong")
+
+
 def test_a_value_that_is_written_over_too_early_is_found(monkeypatch):
     def crowded(lifetimes, *rest):
         places, _ = planned(lifetimes, *rest)
@@ -371,6 +379,48 @@ def test_a_right_network_raises_nothing(name):
     assert grown["verify.programs"] == 2
     assert grown["verify.nodes"] > 40
     assert grown["verify.findings"] == grown["verify.passes_unjudged"] == 0
+
+
+def sparse(x: torch.Tensor, every: int) -> torch.Tensor:
+    """Zeros but at some positions."""
+    kept = torch.zeros_like(x)
+    kept[:, :, 1::every, 1::every] = x[:, :, 1::every, 1::every]
+    return kept
+
+
+@pytest.mark.parametrize("operand", ["dense", "sparse"])
+@pytest.mark.parametrize("weight", ["dense", "one tap"])
+@pytest.mark.parametrize("gradient", ["dense", "sparse", "large at one place"])
+def test_tiles_that_add_up_what_lies_side_by_side_are_right(operand, weight, gradient):
+    """What is large is added to what is small and taken away again: the rest is rounded as the sum was."""
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 4, 48, 14, 14)
+    w = torch.randn(48, 48, 3, 3) / 20
+    w = nn.init.dirac_(w) if weight == "one tap" else w
+    x, g = (
+        (sparse(x, 5) if operand == "sparse" else x),
+        (sparse(g, 4) if gradient == "sparse" else g),
+    )
+    if gradient == "large at one place":
+        g[:, :, 5, 6] *= 1e4
+    x, w = x.to("ltc").requires_grad_(), w.to("ltc").requires_grad_()
+    nn.functional.conv2d(x, w, padding=1).backward(g.to("ltc"))
+    with metrics.counted() as grown:
+        ltm.mark_step()
+    assert grown["verify.programs"] == 1 and grown["verify.findings"] == 0
+
+
+@pytest.mark.parametrize("number", [torch.inf, torch.nan, 1e38])
+def test_tiles_that_overflow_on_the_way_are_right(number):
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 48, 14, 14), torch.randn(48, 48, 3, 3) / 20
+    for operand in x[0, 3, 5, 6:7], w[3, 5, 1, 2:3]:
+        before = operand.clone()
+        operand.fill_(number)
+        with metrics.counted() as grown:
+            nn.functional.conv2d(x.to("ltc"), w.to("ltc"), padding=1).cpu()
+        assert grown["verify.programs"] == 1 and grown["verify.findings"] == 0
+        operand.copy_(before)
 
 
 def test_values_that_are_no_numbers_are_right():

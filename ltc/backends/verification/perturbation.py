@@ -15,7 +15,7 @@ import torch
 
 from ltc.backends.verification.double_precision import wide
 from ltc.ir import ops
-from ltc.ir.node import Node
+from ltc.ir.node import Node, is_channels_last
 from ltc.ir.tensor_type import LOW_PRECISION
 
 # Of an exact operand the result is exact.
@@ -78,7 +78,12 @@ class Perturbation:
         elif node.op in (ops.PROD, ops.CUMPROD) or _scatters(node, "multiply"):
             size = _steps_of(node) * size
         elif node.op in _SUMS or _scatters(node, "add"):
-            size = size + _steps_of(node) * self._inner(node.dtype) * _added(operands, compute)
+            added = _added(node, operands, compute)
+            size = size + _steps_of(node) * self._inner(node.dtype) * added
+            if _may_transform_tiles(node):  # it may overflow on the way
+                value = torch.where(
+                    added < torch.finfo(node.dtype).max / _HEADROOM, value, torch.nan
+                )
         return self._off(value, size)
 
     def _needs_no_rounding(self, node: Node, value: torch.Tensor) -> torch.Tensor:
@@ -129,8 +134,35 @@ def _steps_of(node: Node) -> float:
     return 1 + math.log2(max(2, terms))
 
 
-def _added(operands: list[torch.Tensor], compute: Callable[..., Any]) -> torch.Tensor:
+def _added(node: Node, operands: list[torch.Tensor], compute: Callable[..., Any]) -> torch.Tensor:
     """Return the sum of all terms' absolute values."""
     terms = [x.abs().to(x.dtype) if is_inexact(x.dtype) else x for x in operands]
+    if _may_transform_tiles(node):
+        terms = _mixed_in_tiles(node, *terms)
     total: torch.Tensor = compute(*terms)
     return total.abs()
+
+
+_TAPS = 3, 3  # of kernels that llvm/conv/winograd.py computes
+_HEADROOM = 32  # numbers of a tile are at most so many times what is added
+_REACH = 2  # positions, from where a tile's gradient is to where it is added and taken away again
+
+
+def _may_transform_tiles(node: Node) -> bool:
+    """Return True for a convolution whose backend may add up taps before it multiplies."""
+    if node.op.kind != "convolution" or node.dtype != torch.float32 or not is_channels_last(node):
+        return False
+    of_weight = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
+    return (node if of_weight else node.inputs[1]).shape[2:] == _TAPS
+
+
+def _mixed_in_tiles(node: Node, x: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+    """Return operands of which each number is as large as those that are added to it in a tile.
+
+    They are the taps of a pair of channels; or the neighbours in a gradient [N, H, W, C], of which a weight's
+    gradient is made.
+    """
+    if node.op is not ops.CONVOLUTION_WEIGHT_GRADIENT:
+        return [x, other.amax((2, 3), keepdim=True).expand_as(other)]
+    around = torch.nn.functional.max_pool2d(x.movedim(-1, 1), 2 * _REACH + 1, 1, _REACH)
+    return [around.movedim(1, -1), other]

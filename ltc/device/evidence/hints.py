@@ -346,7 +346,7 @@ class _ThreadLoops(threading.local):
         return True
 
     def _enter(self, loop: Loop) -> None:
-        self._stop_sample()
+        self.stop_sample()
         self.loop, self.others = loop, 0
         loop.begin_window()
         self._begin()
@@ -370,7 +370,7 @@ class _ThreadLoops(threading.local):
 
     def _end_sample(self, loop: Loop, taken: Iteration) -> None:
         profile = self.profile
-        self._stop_sample()
+        self.stop_sample()
         is_unlike = loop.is_launched != (taken.launches > 0)
         if is_unlike or self.kernels is None or spans.timeline is not None:
             self._wait_longer(loop)
@@ -399,9 +399,10 @@ class _ThreadLoops(threading.local):
         loop.patience *= 2
         loop.begin_window()
 
-    def _stop_sample(self) -> None:
+    def stop_sample(self) -> None:
+        """End the sample under way, if one is."""
         if self.profile is not None:
-            self.profile.disable()
+            _disable(self.profile)
         self.profile, self.is_timing_kernels = None, False
 
     def launch(self, recorder: Any, end: Callable[[Any], None]) -> None:
@@ -413,6 +414,17 @@ class _ThreadLoops(threading.local):
         end(recorder)
 
 
+def _disable(profile: cProfile.Profile) -> None:
+    """End the profile; one that the user has begun meanwhile, which Python 3.11 ends as well, goes on."""
+    other = sys.getprofile()
+    profile.disable()
+    if isinstance(other, cProfile.Profile):
+        if other is not profile:
+            other.enable()
+    else:
+        sys.setprofile(other)
+
+
 _watch = _ThreadLoops()
 _has_said = False
 # True if what the calling thread recorded last goes along a known path; recorder.py, which knows, sets it
@@ -421,7 +433,10 @@ comes_back: Callable[[], bool] = bool
 
 def iteration_ended(end: End) -> None:
     """Note that a step was marked, an optimizer has made its step, or a value was read."""
-    if _has_said or _watch.is_asleep():
+    if _has_said:
+        _watch.stop_sample()  # a loop of another thread may have said it in the midst of this one's
+        return
+    if _watch.is_asleep():
         return
     frame = innermost_user_frame()
     if frame is not None:

@@ -4,8 +4,8 @@ The result falls into tiles of 2x2 positions. The 4x4 pixels that a tile meets, 
 of a pair of channels, are both transformed to 16 numbers; their products, summed over channels,
 are transformed back to the four results. Each of the 16 is a matrix product of tiles by weights.
 
-No result depends on a pixel that its window does not meet: what is not finite spreads no further than
-in a direct convolution. But where that gives an infinity, this may give NaN, and results within a
+No result depends on a pixel that its window does not meet: one that is not finite spreads no further
+than in a direct convolution. But where that gives an infinity, this may give NaN, and results within a
 factor of ten of the largest number may overflow.
 """
 

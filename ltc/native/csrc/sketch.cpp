@@ -24,7 +24,7 @@ void Sketch::add(const IValue& value) {
   if (value.isTensor()) return add(value.toTensor());
   if (value.isInt()) return mix(uint64_t(value.toInt()));
   if (value.isBool()) return mix_both(value.toBool());
-  if (value.isNone()) return mix_both(7);
+  if (value.isNone()) return mix_both(uint64_t(INT64_MIN));  // a number that no call is given: a type is one as well
   if (value.isList()) {
     const auto parts = value.toList();
     mix_both(parts.size());

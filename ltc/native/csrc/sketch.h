@@ -44,7 +44,7 @@ struct Sketch {
   template <class Argument>
   void add_argument(const Argument& given) {
     if constexpr (std::is_same_v<Argument, Tensor>) add(given);
-    else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) given ? add(*given) : mix_both(7);
+    else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) given ? add(*given) : add(IValue());
     else add(IValue(given));
   }
 
