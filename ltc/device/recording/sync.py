@@ -276,11 +276,26 @@ def derive_view(state: State) -> CallResult:
     value = value_of(base)
     session = value.recorder.immediate
     known = None if session is None else session.view_followed(state, value)
-    if known is None:
-        for overload, args, kwargs, index in state.chain:
-            value = view_value(value, overload, args, kwargs)[index or 0]
-    state.value = value = known or value
     value.recorder.live.append(state)  # so that the end of this recording makes it stale again
+    if known is None:
+        known = _derived(state, value)
+    state.value = known
+    return known
+
+
+def _derived(view: State, value: CallResult) -> CallResult:
+    """Return the value of a view, from that of its base.
+
+    Meanwhile the view holds what is derived so far: where the path turns out to be another one, values have
+    other names there, and those that states hold get them.
+    """
+    try:
+        for overload, args, kwargs, index in view.chain:
+            view.value = value
+            value = view_value(value, overload, args, kwargs)[index or 0]
+    except BaseException:
+        view.value = None
+        raise
     return value
 
 
