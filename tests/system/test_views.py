@@ -16,8 +16,12 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.aten.call import CallResult
+from ltc.device.immediate.notes import Notes
+from ltc.device.recording.tensors import current_device
 from ltc.errors import LtcError
 from tests.drawn import seeds
+from tests.recorders import process_of_one_device
 
 pytestmark = pytest.mark.also_native
 
@@ -910,3 +914,29 @@ VIEWS = (
     permuted,
 )
 WRITES = (scale, shift, bend, copy, scale_by_sum)
+
+
+def test_a_view_of_several_links_goes_along_where_its_path_becomes_another(monkeypatch):
+    """Values get other names then; what the first link had made was held by no state, and kept its own."""
+    moved = {}
+
+    def known(notes, last, key):
+        if key[0] is torch.ops.aten.slice.Tensor and not moved:
+            old = key[1]
+            moved[old] = CallResult(old.recorder, old.call, old.index, old.shape, old.dtype)
+            notes.move_to(notes.last, moved)
+            return None
+        return look_up(notes, last, key)
+
+    with process_of_one_device(LTC_TIER="auto"):
+        policy = current_device().recorder().policy
+        policy.sketches = False  # calls are noted at once
+        base = torch.arange(6.0).reshape(2, 3).to("ltc") * 1
+        view = base.t()[1:]
+        ltm.mark_step()
+        look_up = Notes._known
+        monkeypatch.setattr(Notes, "_known", known)
+        assert view.sum().item() == 12
+        (renamed,) = moved.values()
+        calls = current_device().recorder().ended.path_to()
+        assert [call.args[0] for call in calls if call.name == "aten::slice.Tensor"] == [renamed]
