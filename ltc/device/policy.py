@@ -415,7 +415,11 @@ class Policy:
         """The number of settled ends that may pass in a row: none where what begins next does not depend on its
         place alone.
         """
-        return 0 if self._wanted or self._rest or self._hits else MAX_PAUSE
+        if self._wanted or self._rest or self._hits:
+            return 0
+        return (
+            MIN_RUN if self._awaited else MAX_PAUSE
+        )  # a program is followed a few steps after it has come
 
     @property
     def follows_reads(self) -> bool:
