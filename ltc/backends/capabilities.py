@@ -94,6 +94,22 @@ class FrameLaunch:
     threads: Callable[[], int]
     failed: Callable[[int, int], None]
 
+    def exit_words(
+        self,
+        inputs: Sequence[tuple[int, bool]],
+        made: Sequence[int],
+        cells: Sequence[tuple[int, int, int]],
+        values: Sequence[int] = (),
+    ) -> list[int]:
+        """Return what an Exit of the native core's exits.h is made of, whose order this is."""
+        return [
+            self.run, self.constants, self.block, self.guard, len(inputs), len(made), len(cells), len(values),
+            *[word for one in inputs for word in one],
+            *made,
+            *[word for one in cells for word in one],
+            *values,
+        ]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class BackendCapabilities(_Capabilities):

@@ -56,12 +56,7 @@ class ByRule:
             return []
         _of_core.append(self._computation)
         cells = [(self._slots[slot], place, ord(letter)) for slot, letter, place in launch.cells]
-        counts = 0, 1, len(cells), 0  # inputs, made, cells, values
-        made = 0
-        return [
-            launch.frame, launch.kernels, launch.run, launch.constants, launch.block, launch.guard, *counts, made,
-            *[word for cell in cells for word in cell],
-        ]  # fmt: skip
+        return [launch.frame, launch.kernels, *launch.exit_words((), (0,), cells)]
 
 
 _of_core: list[Any] = []  # programs that the core launches; it keeps a few hundred

@@ -226,12 +226,9 @@ def _words(walk: Any, ended: Any, alive: list[Any], launch: FrameLaunch) -> list
     written = {k for k, position in enumerate(launch.inputs) if position in launch.written}
     if in_place != written or sorted(made) != list(range(len(launch.made))):
         return None
-    cells = [(binding.scalars[slot], ord(letter), word) for slot, letter, word in launch.cells]
-    return [
-        launch.run, launch.constants, launch.block, launch.guard,
-        len(inputs), len(made), len(cells), len(values),
-        *[word for k, name in enumerate(inputs) for word in (name, k in written)],
-        *[made[k] for k in range(len(made))],
-        *[word for number, letter, place in cells for word in (number, place, letter)],
-        *[values[name] for name in range(len(values))],
-    ]  # fmt: skip
+    return launch.exit_words(
+        [(name, k in written) for k, name in enumerate(inputs)],
+        [made[k] for k in range(len(made))],
+        [(binding.scalars[slot], word, ord(letter)) for slot, letter, word in launch.cells],
+        [values[name] for name in range(len(values))],
+    )
