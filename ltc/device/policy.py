@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 MIN_RETURNS = 1  # times a path comes back before its program is asked for
 MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
-LAUNCH_CALLS = 16  # calls that take as long as a launch and a read of its result
+LAUNCH_CALLS = (
+    16  # calls that take as long as a launch and a read of its result; half of them, a launch
+)
 CALLS_OF_CORE = 6  # calls that take as long in the core as one in Python
 BYTES_OF_A_CALL = 150_000  # that are written in the time of a call
 SHORT_PATHS = 8  # paths in a row as short as that, after which calls are not noted
@@ -43,6 +45,7 @@ class Settles(enum.Enum):
     THIS = 0  # so is the one that was heard of
     NOT_HERE = 1  # neither it, nor the one behind which its recording began
     NONE = 2
+    ALIKE = 3  # all that differ from it in sizes alone
 
 
 class HasProgram(Protocol):
@@ -88,12 +91,13 @@ class Path(Junction):
         ends_in_core: False if Python has to end what is followed along it.
         weight: The calls that take as long as what its program has saved; None where it was not followed.
         in_core: True if the core has followed it, or would have.
+        is_of_reads: True if a read has ended it the last time.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
         "returns", "program", "places", "is_followed", "ends_in_core", "weight", "calls",
-        "in_core",
+        "in_core", "is_of_reads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -101,7 +105,7 @@ class Path(Junction):
         self.returns = -1
         self.program: HasProgram | None = None
         self.places: dict[Path, Junction] = {}
-        self.is_followed = self.in_core = False
+        self.is_followed = self.in_core = self.is_of_reads = False
         self.weight: int | None = None
         self.ends_in_core, self.calls = True, 0
 
@@ -113,6 +117,30 @@ class Path(Junction):
                 self.places.clear()
             place = self.places[path] = Junction()
         return place
+
+
+class Sizes:
+    """The policy's memory of all paths that differ in sizes alone.
+
+    Attributes:
+        returns: How many came that were new, where a path of symbols is worth a program.
+        are_alike: True if none is worth a program, the path of symbols neither.
+    """
+
+    __slots__ = ("returns", "are_alike", "_ends", "_commonest")
+
+    def __init__(self) -> None:
+        self.returns = self._ends = self._commonest = 0
+        self.are_alike = False
+
+    def ended(self, path: Path, is_worth_symbols: bool, is_short: bool) -> None:
+        """One of them has ended, which was noted; a short one is worth no program however often it comes."""
+        self.returns += is_worth_symbols and path.returns == 0
+        self._ends += 1
+        self._commonest = max(self._commonest, path.returns + 1)
+        # Of so many sizes, equally common, each program would lie idle most of the time.
+        times = MIN_RUN if is_short else 2 * MAX_IDLE_PROGRAMS * self._commonest
+        self.are_alike = not is_worth_symbols and self._ends > times
 
 
 class Policy:
@@ -193,12 +221,14 @@ class Policy:
         """True if the core runs calls: more of them take as long as a launch."""
         return self.sketches
 
-    def _is_short(self, weight: int, is_of_reads: bool) -> bool:
+    def _is_short(self, weight: int, is_of_reads: bool, in_core: bool = False) -> bool:
         """Return True if a launch takes longer than the calls, so that no program is worth it.
 
         Without the core, one that a mark ends runs beside the calls behind it.
         """
-        return weight <= LAUNCH_CALLS and (is_of_reads or self.calls_are_quick)
+        return weight <= _launch_calls(is_of_reads, in_core) and (
+            is_of_reads or self.calls_are_quick
+        )
 
     def _pays(self, path: Path, is_alone: bool) -> bool:
         """Return True if following the path takes no longer than its calls, as far as that is known.
@@ -210,7 +240,7 @@ class Policy:
         if path.weight is None or not self.calls_are_quick:
             return True
         launches = 4 if is_alone and path.in_core else 1
-        return path.weight > launches * LAUNCH_CALLS
+        return path.weight > launches * _launch_calls(path.is_of_reads, path.in_core)
 
     def _is_worth_it(self, path: Path) -> bool:
         return _is_ready(path) and self._pays(path, is_alone=not self._hits)
@@ -229,19 +259,22 @@ class Policy:
         ]
         return pays[0] and any(pays[1:])
 
-    def _settles(self, path: Path, behind: Path, is_known: bool, weight: int) -> Settles | None:
+    def _settles(
+        self, path: Path, behind: Path, is_known: bool, is_short: bool, are_alike: bool
+    ) -> Settles | None:
         """Return what `sketched` does, of a path that it has heard of by now."""
         place = self.place_of(path)
         if place.awaits or place.pause:
             return None
         following = None if place is self.unnoted else place.following
-        is_followed = following is not None and self._may_be_followed(following)
+        if self._may_be_followed(self.expected(path)):
+            return None
         if path.program is None:
             gets_none = path.returns > LAUNCH_CALLS  # a program would have paid
         else:
             gets_none = not self._is_in_chain(path, behind, following)
-        is_settled = is_known and (gets_none or self._is_short(weight, is_of_reads=False))
-        return Settles.THIS if is_settled and not is_followed else None
+        is_settled = is_known and (gets_none or is_short)
+        return Settles.THIS if is_settled else Settles.ALIKE if are_alike else None
 
     def passed(self, reads: int, marks: int, before: Path) -> None:
         """So many settled paths have ended in reads and at marks: the policy was not asked then.
@@ -260,7 +293,7 @@ class Policy:
         weight: int,
         of_symbols: int,
         is_of_reads: bool,
-        like: Path | None,
+        like: Sizes | None,
         in_core: bool = False,
     ) -> Settles | None:
         """A path that was summed up has ended: note the next ones if it has come back.
@@ -279,15 +312,25 @@ class Policy:
         comes_back = self.noted(path, behind, weight, is_of_reads, like is not None, in_core)
         if comes_back and is_power_of_two(path.returns) and path.returns <= LAUNCH_CALLS:
             place.awaits = True
-        if like is not None and path.returns == 0 and not self._is_short(of_symbols, is_of_reads):
-            like.returns += 1
-            if is_power_of_two(like.returns):
-                self._wanted = 2  # the path of symbols is found from two
+        is_short = self._is_short(weight, is_of_reads, in_core)
+        were_alike = are_alike = False
+        if like is not None:
+            were_alike = like.are_alike
+            are_alike = self._are_alike(
+                path, like, is_short, not self._is_short(of_symbols, is_of_reads)
+            )
         if self._has_come():
             return Settles.NONE
-        if place.awaits or self._may_be_followed(path):
+        if place.awaits or self._may_be_followed(path) or (were_alike and not are_alike):
             return Settles.NOT_HERE
-        return self._settles(path, behind, is_known, weight)
+        return self._settles(path, behind, is_known, is_short, are_alike)
+
+    def _are_alike(self, path: Path, like: Sizes, is_short: bool, is_worth_symbols: bool) -> bool:
+        """Return True if no more is to be heard of paths that differ in sizes alone from one that has ended."""
+        like.ended(path, is_worth_symbols, is_short)
+        if is_worth_symbols and path.returns == 0 and is_power_of_two(like.returns):
+            self._wanted = 2  # the path of symbols is found from two
+        return like.are_alike
 
     def _has_come(self) -> bool:
         """Return True if a program that was asked for is ready: until then its path is none to be followed."""
@@ -319,10 +362,12 @@ class Policy:
         self._hits = self._hits + 1 if _is_ready(path) and self._pays(path, is_alone=False) else 0
         self._count_new(path.returns == 0 and not joins)
         self._count_short(weight, is_of_reads)
-        if self._is_short(weight, is_of_reads) or weight < 2 or _is_asked_for(path):
+        if self._is_short(weight, is_of_reads, in_core) or weight < 2 or _is_asked_for(path):
             return False
         if (
-            in_core and self.calls_are_quick and path.returns * weight < LAUNCH_CALLS**2
+            in_core
+            and self.calls_are_quick
+            and path.returns * weight < _launch_calls(is_of_reads, in_core) ** 2
         ):  # launches that it would have saved
             return False
         return path.returns >= MIN_RETURNS + (self._idle >= MAX_IDLE_PROGRAMS)
@@ -352,7 +397,7 @@ class Policy:
         """
         place = self._note_place(path, behind)
         path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
-        path.in_core = in_core
+        path.in_core, path.is_of_reads = in_core, is_of_reads
         self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
         if not path.is_followed:
             path.is_followed, self._idle = True, max(0, self._idle - 1)
@@ -467,6 +512,14 @@ class Policy:
 def _is_like(expected: Path | None, path: Path) -> bool:
     """Return True if nothing depends on which of the two is expected: neither has a program."""
     return expected is path or (expected is not None and not (expected.program or path.program))
+
+
+def _launch_calls(is_of_reads: bool, in_core: bool) -> int:
+    """Return how many calls take as long as a launch and a read of its result; none waits for one at a mark.
+
+    In Python it takes as many, where it may run beside the calls behind it.
+    """
+    return LAUNCH_CALLS // 2 if in_core and not is_of_reads else LAUNCH_CALLS
 
 
 def is_power_of_two(number: int) -> bool:

@@ -17,9 +17,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from ltc.device.call_observer import watching
 from ltc.device.evidence.hints import End, iteration_ended
 from ltc.device.evidence.reads_explained import count_optimizer_step
-from ltc.device.recording.exit_liveness import pass_cut
 from ltc.device.recording.recorder import OptimizerSteps, Recorder, devices_in_use
-from ltc.device.recording.sync import flush
+from ltc.device.recording.sync import end_between_steps
 from ltc.support.observation import metrics, spans
 
 # Steps of one program share the cost of its launch: 16 leave a sixteenth of it to each, and more than
@@ -61,8 +60,7 @@ def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
         recorder.marked_by = ref(optimizer)  # from now on at once: a loop's step is one recording
         metrics.count("ImpliedMark")
         began = spans.now()
-        if not pass_cut(recorder, is_read=False):
-            flush(recorder)
+        end_between_steps(recorder)
         if spans.timeline is not None:
             spans.timeline.end_step(began)
 

@@ -9,16 +9,16 @@
 
 namespace ltc {
 
-// The ends of recordings of which the policy hears no more: where a path so short came behind the same two again,
-// nothing changes. Python hears of how many there were at the next other end.
+// The ends of recordings of which the policy hears no more: where a path so short came behind the same two again, in
+// these sizes or in ever others, nothing changes. Python hears of how many there were at the next other end.
 struct SettledCuts {
   // The end of what is summed up is passed if it is settled; false where Python has to hear of it. `is_of_reads`: a
   // read ends it, and no optimizer has made a step.
   bool pass(Sketch& sketch, bool is_of_reads, int64_t calls);
   // Python hears of an end, and says what is settled from now on: it is; neither it is nor the one behind which its
-  // recording began; none is.
+  // recording began; none is; all are that differ from it in sizes alone.
   void hear(const Sketch& sketch);
-  enum class Settles : int64_t { THIS, NOT_HERE, NONE };
+  enum class Settles : int64_t { THIS, NOT_HERE, NONE, ALIKE };
   void settle(Settles settles);
   // Other recordings begin, behind none.
   void begin();
@@ -33,9 +33,9 @@ struct SettledCuts {
 
  private:
   static const size_t MOST_KNOWN = 4096;
-  uint64_t sum_of(const Sketch& sketch) const;
+  Sums sums_of(const Sketch& sketch) const;
   void end(const Sketch& sketch);
-  uint64_t last_ = 0, began_ = 0;  // the last end, and the one behind which its recording began
+  Sums last_, began_;  // the last end, and the one behind which its recording began
   std::unordered_set<uint64_t> known_;
 };
 

@@ -71,7 +71,9 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 // --- ends of recordings
 
 bool SettledCuts::pass(Sketch& sketch, bool is_of_reads, int64_t calls) {
-  if (!sketch.calls || reads + marks >= most || !known_.count(sum_of(sketch))) return !sketch.calls;  // nothing ends
+  const Sums sums = sums_of(sketch);
+  if (!sketch.calls || reads + marks >= most || !(known_.count(sums.exact) || known_.count(sums.shape)))
+    return !sketch.calls;  // nothing ends
   (is_of_reads ? reads : marks)++;
   passed++, passed_at = calls;
   end(sketch);
@@ -80,7 +82,7 @@ bool SettledCuts::pass(Sketch& sketch, bool is_of_reads, int64_t calls) {
 }
 
 void SettledCuts::end(const Sketch& sketch) {
-  began_ = std::exchange(last_, sum_of(sketch));
+  began_ = std::exchange(last_, sums_of(sketch));
   before = behind, behind = {sketch.exact, sketch.shape};
 }
 
@@ -91,8 +93,9 @@ void SettledCuts::hear(const Sketch& sketch) {
 
 void SettledCuts::settle(Settles settles) {
   if (settles == Settles::NONE || known_.size() >= MOST_KNOWN) known_.clear();
-  if (settles == Settles::THIS) known_.insert(last_);
-  else known_.erase(last_), known_.erase(began_);
+  if (settles == Settles::THIS) known_.insert(last_.exact);
+  else if (settles == Settles::ALIKE) known_.insert(last_.shape);
+  else for (auto sum : {last_.exact, last_.shape, began_.exact, began_.shape}) known_.erase(sum);
 }
 
 void SettledCuts::begin() {
@@ -101,9 +104,12 @@ void SettledCuts::begin() {
   known_ = std::move(known);
 }
 
-uint64_t SettledCuts::sum_of(const Sketch& sketch) const {
+SettledCuts::Sums SettledCuts::sums_of(const Sketch& sketch) const {
   // From 1 on: else a path behind itself would be 0, and two in turns alike.
-  return Sketch::mixed(Sketch::mixed(Sketch::mixed(1, before.exact), behind.exact), sketch.exact);
+  const auto mixed = Sketch::mixed;
+  return {
+      mixed(mixed(mixed(1, before.exact), behind.exact), sketch.exact),
+      mixed(mixed(mixed(2, before.shape), behind.shape), sketch.shape)};
 }
 
 }  // namespace ltc
