@@ -93,18 +93,19 @@ class Steps:
             if number == WARM_UP_STEPS - 2:
                 self.system.restart()
             step().item()
-        while self._settles(step):
+        while self._settles(lambda: step().item()):
             pass
         run = self._repeating(step)
-        run(1)
-        each = self._time(run, 2) / 1e3
+        while self._settles(lambda: run(self.least_steps)):  # a step that is not read may be another path
+            pass
+        each = self._time(run, self.least_steps) / 1e3
         return run, max(self.least_steps, int(self.turn_seconds / max(each, 1e-6)))
 
-    def _settles(self, step: Callable) -> bool:
+    def _settles(self, run: Callable) -> bool:
         """Run steps until each repeats what it is compiled for; True if programs came meanwhile."""
         until = time.perf_counter() + SETTLE_SECONDS
         while self.system.again is None and time.perf_counter() < until:
-            step().item()
+            run()
         return self.system.settle()
 
     def _repeating(self, step: Callable) -> Callable[[int], object]:
