@@ -119,11 +119,11 @@ class Path(Junction):
         return place
 
 
-class Sizes:
+class PathsAlike:
     """The policy's memory of all paths that differ in sizes alone.
 
     Attributes:
-        returns: How many came that were new, where a path of symbols is worth a program.
+        returns: The number of new ones, where a path of symbols is worth a program.
         are_alike: True if none is worth a program, the path of symbols neither.
     """
 
@@ -293,7 +293,7 @@ class Policy:
         weight: int,
         of_symbols: int,
         is_of_reads: bool,
-        like: Sizes | None,
+        like: PathsAlike | None,
         in_core: bool = False,
     ) -> Settles | None:
         """A path that was summed up has ended: note the next ones if it has come back.
@@ -325,7 +325,9 @@ class Policy:
             return Settles.NOT_HERE
         return self._settles(path, behind, is_known, is_short, are_alike)
 
-    def _are_alike(self, path: Path, like: Sizes, is_short: bool, is_worth_symbols: bool) -> bool:
+    def _are_alike(
+        self, path: Path, like: PathsAlike, is_short: bool, is_worth_symbols: bool
+    ) -> bool:
         """Return True if no more is to be heard of paths that differ in sizes alone from one that has ended."""
         like.ended(path, is_worth_symbols, is_short)
         if is_worth_symbols and path.returns == 0 and is_power_of_two(like.returns):

@@ -315,7 +315,7 @@ def test_a_path_is_noted_once_its_sketch_has_come_back():
 
 
 def test_two_sizes_of_a_path_are_noted_once_a_sketch_comes_at_another_size():
-    decides, sizes, behind = policy.Policy(sketches=True), policy.Sizes(), policy.Path()
+    decides, sizes, behind = policy.Policy(sketches=True), policy.PathsAlike(), policy.Path()
     for like in (None, sizes):
         assert decides.begin(behind) is Begin.SKETCH
         path = policy.Path()
@@ -353,7 +353,7 @@ def test_with_quick_calls_a_path_of_symbols_is_worth_more_memory(quick_calls):
     assert decides.weight(calls, 10 * nbytes, 0, followed=calls) > LAUNCH_CALLS
     for of_symbols, is_noted in ((LAUNCH_CALLS, False), (LAUNCH_CALLS + 1, True)):
         decides, behind = policy.Policy(sketches=True), policy.Path()
-        for like in (None, policy.Sizes()):
+        for like in (None, policy.PathsAlike()):
             path = policy.Path()
             decides.sketched(path, behind, 20, of_symbols, False, like)
             behind = path
@@ -460,7 +460,7 @@ def test_ends_that_are_settled_change_no_decision(quick_calls):
 
 def test_ends_of_ever_other_sizes_settle_alike_but_for_a_common_one(quick_calls):
     """No program is made for each of many sizes; one that makes up a part of them is heard of."""
-    sizes, behind = policy.Sizes(), policy.Path()
+    sizes, behind = policy.PathsAlike(), policy.Path()
     decides = policy.Policy(sketches=True)
 
     def ends(path: policy.Path) -> policy.Settles | None:
@@ -478,7 +478,7 @@ def test_ends_of_ever_other_sizes_settle_alike_but_for_a_common_one(quick_calls)
 def test_short_ends_settle_alike_at_once_and_those_of_a_path_of_symbols_never(quick_calls):
     behind = policy.Path()
     for weight, of_symbols, first in ((2, -1, policy.MIN_RUN), (60, 60, None)):
-        decides, sizes = policy.Policy(sketches=True), policy.Sizes()
+        decides, sizes = policy.Policy(sketches=True), policy.PathsAlike()
         found = [
             decides.sketched(policy.Path(), behind, weight, of_symbols, False, sizes, True)
             for _ in range(100)

@@ -17,13 +17,18 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from ltc.device.call_observer import watching
 from ltc.device.evidence.hints import End, iteration_ended
 from ltc.device.evidence.reads_explained import count_optimizer_step
+from ltc.device.recording.core_ends import ends_in_core
+from ltc.device.recording.exit_liveness import pass_cut
 from ltc.device.recording.recorder import OptimizerSteps, Recorder, devices_in_use
-from ltc.device.recording.sync import end_between_steps
-from ltc.support.observation import metrics, spans
+from ltc.device.recording.sync import flush
+from ltc.support.observation import spans
+from ltc.support.observation.often import counting
 
 # Steps of one program share the cost of its launch: 16 leave a sixteenth of it to each, and more than
 # that are an epoch with an evaluation that marks.
 MAX_STEPS_OF_A_PROGRAM = 16
+
+_count_implied_mark = counting("ImpliedMark")
 
 
 def install() -> None:
@@ -47,8 +52,10 @@ def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:
     """Return the device of the optimizer's first parameter."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return next((p.device for p in parameters), None)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return parameter.device
+    return None
 
 
 def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
@@ -58,9 +65,10 @@ def _mark_where_missing(recorder: Recorder, optimizer: Optimizer) -> None:
     is_marker = recorder.marked_by is not None and recorder.marked_by() is optimizer
     if is_marker or (in_recording > 1 and since_mark > _awaited_steps(recorder, optimizer)):
         recorder.marked_by = ref(optimizer)  # from now on at once: a loop's step is one recording
-        metrics.count("ImpliedMark")
+        _count_implied_mark()
         began = spans.now()
-        end_between_steps(recorder)
+        if not ends_in_core(recorder, is_read=False) and not pass_cut(recorder, is_read=False):
+            flush(recorder)
         if spans.timeline is not None:
             spans.timeline.end_step(began)
 

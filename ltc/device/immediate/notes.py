@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ref
 
 from ltc.aten.call import Call, CallResult
-from ltc.device.policy import Sizes
+from ltc.device.policy import PathsAlike
 from ltc.device.symbolic.derive import INPUT, WRITE_VIEW
 from ltc.device.symbolic.path_selection import entry_for, other_way
 from ltc.support.bounded_table import BoundedTable
@@ -273,7 +273,7 @@ class Sketches:
         self._make_entry = make_entry
         self._exact: BoundedTable[int, Any] = BoundedTable("SketchesOfPaths", 4096)
         self._of_symbols: BoundedTable[int, Any] = BoundedTable("SketchesOfSymbols", 4096)
-        self._like: BoundedTable[int, Sizes] = BoundedTable("SketchesBySizes", 4096)
+        self._like: BoundedTable[int, PathsAlike] = BoundedTable("SketchesBySizes", 4096)
 
     def entry_of(self, exact: int, shape: int) -> Any:
         """Return the entry that stands for a path: its own if it was noted, else one of any size."""
@@ -282,11 +282,11 @@ class Sketches:
             return known
         return self._of_symbols.get(shape) or known or self._exact.keep(exact, self._make_entry())
 
-    def like(self, shape: int) -> Sizes | None:
+    def like(self, shape: int) -> PathsAlike | None:
         """Return the memory of the paths that differ in sizes alone; None of the first one."""
         known = self._like.get(shape)
         if known is None:
-            self._like.keep(shape, Sizes())
+            self._like.keep(shape, PathsAlike())
         return known
 
     def noted(self, exact: int, shape: int, leaf: Any) -> None:

@@ -413,12 +413,6 @@ def flush(recorder: Recorder) -> None:
                 recorder.restart()
 
 
-def end_between_steps(recorder: Recorder) -> None:
-    """End the calling thread's recording where no read waits for it, in the core where that knows how."""
-    if not ends_in_core(recorder, is_read=False) and not pass_cut(recorder, is_read=False):
-        flush(recorder)
-
-
 def _raise_unreported(device: Device) -> None:
     failed = executor_of(device.index).unreported()
     if failed is not None:

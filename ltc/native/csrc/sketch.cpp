@@ -48,10 +48,7 @@ void Sketch::add_type(const Tensor& tensor) {
 }
 
 void Sketch::name(const Tensor& tensor) {
-  if (auto* held = tensor.defined() ? attached(tensor) : nullptr) {
-    held->walk = walk_;
-    held->name = ++names_;
-  }
+  if (auto* held = tensor.defined() ? attached(tensor) : nullptr) held->walk = walk_, held->name = ++names_;
 }
 
 void Sketch::name_result(const Tensor& tensor) {
@@ -71,13 +68,12 @@ void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
 // --- ends of recordings
 
 bool SettledCuts::pass(Sketch& sketch, bool is_of_reads, int64_t calls) {
-  const Sums sums = sums_of(sketch);
-  if (!sketch.calls || reads + marks >= most || !(known_.count(sums.exact) || known_.count(sums.shape)))
-    return !sketch.calls;  // nothing ends
+  const auto [exact, shape] = sums_of(sketch);
+  // Without a call nothing ends.
+  if (!sketch.calls || reads + marks >= most || !(known_.count(exact) + known_.count(shape))) return !sketch.calls;
   (is_of_reads ? reads : marks)++;
   passed++, passed_at = calls;
-  end(sketch);
-  sketch.begin();
+  end(sketch), sketch.begin();
   return true;
 }
 
@@ -87,8 +83,7 @@ void SettledCuts::end(const Sketch& sketch) {
 }
 
 void SettledCuts::hear(const Sketch& sketch) {
-  end(sketch);
-  reads = marks = 0;
+  end(sketch), reads = marks = 0;
 }
 
 void SettledCuts::settle(Settles settles) {
@@ -105,11 +100,11 @@ void SettledCuts::begin() {
 }
 
 SettledCuts::Sums SettledCuts::sums_of(const Sketch& sketch) const {
+  const auto sum = [](uint64_t kind, uint64_t before, uint64_t behind, uint64_t last) {
+    return Sketch::mixed(Sketch::mixed(Sketch::mixed(kind, before), behind), last);
+  };
   // From 1 on: else a path behind itself would be 0, and two in turns alike.
-  const auto mixed = Sketch::mixed;
-  return {
-      mixed(mixed(mixed(1, before.exact), behind.exact), sketch.exact),
-      mixed(mixed(mixed(2, before.shape), behind.shape), sketch.shape)};
+  return {sum(1, before.exact, behind.exact, sketch.exact), sum(2, before.shape, behind.shape, sketch.shape)};
 }
 
 }  // namespace ltc
