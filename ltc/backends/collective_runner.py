@@ -167,7 +167,7 @@ def as_told(error: Exception) -> Exception:
 
 
 def _end_exchanges() -> None:
-    """Let nobody wait for this replica in an exchange of the devices' own; the report is there by now."""
+    """End the devices' own exchanges: who waits there for this replica then looks for the report."""
     for end in ENDS:
         end()
 

@@ -1,4 +1,4 @@
-"""Python's last collections of garbage, left out where nobody needs what they do.
+"""Python's last collections of garbage, left out where another rank's failure ends a process.
 
 They look through every object that torch has made, a million: a second of processor time, in which a
 process that another one's failure has ended still holds its connections, and its launcher waits.
@@ -14,7 +14,7 @@ import sys
 
 @functools.cache
 def leave_out_after(*kinds: type[BaseException]) -> None:
-    """Have this process end without them where an error of these kinds, caught by nobody, ends it."""
+    """Have this process end without them where an uncaught error of these kinds ends it."""
     atexit.register(_freeze_after, kinds)
 
 

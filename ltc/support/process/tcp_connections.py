@@ -21,7 +21,7 @@ class Connection(NamedTuple):
 
 
 def connections() -> set[Connection]:
-    """Those that are open."""
+    """Return the connections that are open."""
     found = set()
     for name in os.listdir(_DESCRIPTORS):
         descriptor = int(name)
