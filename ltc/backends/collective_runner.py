@@ -167,7 +167,7 @@ def as_told(error: Exception) -> Exception:
 
 
 def _end_exchanges() -> None:
-    """End the devices' own exchanges: who waits there for this replica then looks for the report."""
+    """End the devices' own exchanges: a replica that waits in one then looks for the report."""
     for end in ENDS:
         end()
 
