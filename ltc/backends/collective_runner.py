@@ -118,6 +118,8 @@ class ServiceOfFirst(Protocol):
 
 RUNNER: list[CollectiveRunner] = []
 SERVICE: list[ServiceOfFirst] = []
+# What backends do once a replica has failed: others may wait in an exchange of the devices' own.
+ENDS: list[Callable[[], object]] = []
 
 
 class _ReplicaOfThread(threading.local):
@@ -158,9 +160,16 @@ def as_told(error: Exception) -> Exception:
     try:
         RUNNER[0].lose(_thread.replica or RUNNER[0].current(), error)
     except PeerFailure as told:
+        _end_exchanges()
         told.__cause__ = error
         return told
     return error
+
+
+def _end_exchanges() -> None:
+    """End the devices' own exchanges: a replica that waits in one then looks for the report."""
+    for end in ENDS:
+        end()
 
 
 @contextmanager
@@ -174,7 +183,7 @@ def running_as(replica: Any) -> Iterator[None]:
         yield
         RUNNER[0].finish(replica)
     except BaseException as error:
-        RUNNER[0].abort(replica, error)
+        abort(replica, error)
         raise
     finally:
         _thread.replica = before
@@ -183,6 +192,7 @@ def running_as(replica: Any) -> Iterator[None]:
 def abort(replica: Any, error: BaseException) -> None:
     """Tell the other replicas that this one will not take part any more."""
     RUNNER[0].abort(replica, error)
+    _end_exchanges()
 
 
 @contextmanager

@@ -177,20 +177,68 @@ elif not is_first:
     ],
 )
 def test_a_process_ends_as_its_script_does(case, codes, tmp_path):
-    tmp_path.chmod(0o700)
+    found, said = ends_of(ENDS, case, 2, tmp_path)
+    assert found == codes, said
+
+
+def ends_of(script: str, argument: str, processes: int, folder: Path) -> tuple[list, list]:
+    """The exit codes of the processes of a run, and what each has said."""
+    folder.chmod(0o700)
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "LTC_BACKEND": "xla", "JAX_PLATFORMS": "cpu",
-        "LTC_RENDEZVOUS": str(tmp_path), "XRT_SHARD_WORLD_SIZE": "2",
+        "LTC_RENDEZVOUS": str(folder), "XRT_SHARD_WORLD_SIZE": str(processes),
     }  # fmt: skip
-    processes = [
+    running = [
         subprocess.Popen(
-            [sys.executable, "-c", ENDS, case], stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", script, argument], stderr=subprocess.PIPE, text=True,
             env={**environment, "XRT_SHARD_ORDINAL": str(ordinal)},
         )
-        for ordinal in range(2)
+        for ordinal in range(processes)
     ]  # fmt: skip
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == codes, said
+    said = [process.communicate()[1] for process in running]
+    return [process.returncode for process in running], said
+
+
+STAYS = """
+import os, sys, time, torch
+import ltc.core.lazy_model as ltm
+from pathlib import Path
+from ltc.backends.xla import joint_computation
+from ltc.distributed import collectives
+from ltc.errors import PeerFailure
+
+def leave(*_):
+    if sys.argv[1] == "dies":
+        os._exit(3)
+    raise ValueError("no part of this")
+
+x, own, folder = torch.ones(2).to("ltc"), ltm.get_ordinal(), Path(os.environ["LTC_RENDEZVOUS"])
+collectives.all_reduce("sum", x).tolist()
+if own == 1:
+    joint_computation._launched = leave  # all have said that they launch
+try:
+    collectives.all_reduce("sum", x).tolist()
+except (PeerFailure, ValueError) as error:
+    (folder / f"made-{own}").write_text(str(error))
+    (folder / f"made-{own}").rename(folder / f"told-{own}")
+told, deadline = 3 if sys.argv[1] == "dies" else 4, time.monotonic() + 600  # a hang ends here
+while len(list(folder.glob("told-*"))) < told and time.monotonic() < deadline:
+    time.sleep(0.01)  # nobody is told by the end of another one
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [("dies", 3, "Replica 1 (process "), ("raises", 7, "Replica 1 of 4 has failed:")],
+)
+def test_all_are_told_while_all_that_are_told_stay(case, code, words, tmp_path):
+    """JAX's exchange of four is a circle: replica 3 is no neighbour of replica 1, and hears of 0 and 2."""
+    found, said = ends_of(STAYS, case, 4, tmp_path)
+    assert found == [7, code, 7, 7], said
+    told = [(tmp_path / f"told-{other}").read_text().splitlines()[0] for other in (0, 2, 3)]
+    assert told[0].startswith(words)
+    assert told == told[:1] * 3
 
 
 @pytest.mark.parametrize(

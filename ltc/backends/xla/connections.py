@@ -4,6 +4,10 @@ JAX's processes connect in the first exchange of each group, and wait 30 seconds
 no option of JAX's changes that. A program computes before its first exchange, at a speed that differs
 by processor and load. So a program of one number connects them first. They run it when each has said
 that it launches, for which they have waited as for any collective of ltc's, LTC_PEER_TIMEOUT seconds.
+
+An exchange of JAX's goes round in a circle, and has no limit of time: where a process dies, its two
+neighbours hear of it, and the others wait for those. So a process that hears of a failure ends its own
+connections, of which JAX gives none out: they are those that are new once JAX has connected.
 """
 
 from __future__ import annotations
@@ -16,14 +20,17 @@ import jax
 import numpy as np
 from jax import lax
 
+from ltc.backends import collective_runner
 from ltc.backends.xla.placement import AXIS, ReplicaMesh
 from ltc.errors import PeerFailure
+from ltc.support.process import tcp_connections
 
 Groups = tuple[tuple[int, ...], ...]
 _WAITS = 30  # seconds, in jaxlib
 _MISSING = re.compile(r"timed out with key: \S*gloo/([\d,]+)/(\d+)")
 _prepared: dict[tuple[ReplicaMesh, Groups], Any] = {}
 _connected: set[tuple[ReplicaMesh, Groups]] = set()
+_of_jax: list[tcp_connections.Connection] = []
 
 
 def prepare(mesh: ReplicaMesh, groups: Iterable[Groups]) -> None:
@@ -45,11 +52,23 @@ def connect(mesh: ReplicaMesh, groups: Iterable[Groups]) -> None:
         key = mesh, one
         if key in _prepared and key not in _connected:
             parts = [np.zeros(1, np.float32) for _ in mesh.local]
+            before = tcp_connections.connections()
             try:
                 _prepared[key](mesh.uploaded(parts))[0].block_until_ready()
             except jax.errors.JaxRuntimeError as error:
                 raise PeerFailure(_failure(mesh, error)) from error
+            finally:
+                _of_jax.extend(tcp_connections.connections() - before)
             _connected.add(key)
+
+
+def end() -> None:
+    """End the connections, so that no process waits in an exchange with this one."""
+    tcp_connections.end(_of_jax)
+    _of_jax.clear()
+
+
+collective_runner.ENDS.append(end)
 
 
 def _is_needed(mesh: ReplicaMesh) -> bool:

@@ -34,7 +34,8 @@ from ltc.distributed.transport.shm_segment import LINE, Region, SymmetricMemory
 from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.distributed.transport.wire import Mismatch, Share, SharedMemoryWire, Waiter
-from ltc.errors import NowhereToMeet, PeerFailure
+from ltc.errors import NowhereToMeet, PeerFailure, RankFailed
+from ltc.support.process.last_collections import leave_out_after
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
 # would mix differently on every replica: each has a region of its own.
@@ -300,6 +301,7 @@ def _log_once(text: str) -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+leave_out_after(PeerFailure, RankFailed)  # the launcher waits for this end, and others may
 
 
 # --- Messages between threads of one process: the receiver reads the sender's own memory ---------
