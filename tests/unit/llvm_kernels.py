@@ -27,13 +27,13 @@ def tolerance(dtype: torch.dtype, count: int) -> float:
 
 @functools.cache
 def entry(text: str, isa) -> object:
-    """The kernel's entry, of code that uses no instruction outside `isa`."""
+    """The kernel as a function, of code that uses no instruction outside `isa`."""
     if isa != HOST:
         cpu, features = LLVM_NAMES[isa]
         narrow = f'"target-cpu"="{cpu}" "target-features"="{features}"'
         text = text.replace("attributes #0 = {", f"attributes #0 = {{ {narrow} ")
         text = text.replace('"min-legal-vector-width"="512"', '"min-legal-vector-width"="0"')
-    address = llvm_binding.compile_kernels(text, "kernel.entry")["kernel.entry"]
+    address = llvm_binding.compile_kernels(text, "kernel")["kernel"]
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
 
 

@@ -151,7 +151,7 @@ def refusing(*_) -> int:
 
 def test_a_system_that_refuses_code_damages_no_cache(tmp_path, monkeypatch):
     """Whole objects stay on disk where it is the system that does not run them."""
-    text = COUNTED.replace("@count()", "@kernel.entry()")
+    text = COUNTED.replace("@count()", "@kernel()")
     kernels = {kernel_cache.kernel_name(text): text}
     with config.override(LTC_CACHE_DIR=str(tmp_path / "cache")):
         kernel_cache.load(kernels)

@@ -185,6 +185,41 @@ def test_a_large_trial_takes_a_part_of_the_product():
     assert part.result == Matrix(part.n, 1)
 
 
+@pytest.mark.parametrize(
+    "generated, called, rounds",
+    [
+        ((1.0, 1.1), (2.0, 1.9), 2),  # far apart
+        ((2.0, 1.9), (1.0, 1.1), 2),
+        ((1.0, 1.3, 1.0, 1.0, 1.0, 1.0), (1.2,) * 6, 6),  # one sample says otherwise
+    ],
+)
+def test_a_trial_ends_once_any_samples_give_the_same_choice(monkeypatch, generated, called, rounds):
+    left = {"generated": iter((1.0, *generated)), "called": iter((1.0, *called))}
+    asked = []
+
+    def seconds_of(way, repeats):
+        asked.append(way)
+        return next(left[way])
+
+    monkeypatch.setattr(kernel_choice, "_seconds", seconds_of)
+    expected = [min(generated), min(called)]
+    assert kernel_choice._fastest(["generated", "called"]) == expected
+    assert len(asked) == 2 * (1 + rounds)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_without_an_epilogue_share_one_text(dtype):
+    def text(m, n, k):
+        strides = (
+            stored_plain(m, k),
+            stored_transposed(k, n),
+            stored_plain(m, n),
+        )
+        return called_product(dtype, Shape((), m, n, k, *strides), HOST).text
+
+    assert text(128, 256, 512) == text(600, 70, 9) == text(1, 2000, 3000)
+
+
 def test_a_trial_draws_no_random_numbers(seconds):
     before = torch.get_rng_state()
     assert is_called()

@@ -10,7 +10,7 @@ import platform
 import pytest
 
 from ltc.llvm.compiler.llvm_binding import _binding
-from ltc.llvm.emit.builder import ATTRIBUTES
+from ltc.llvm.emit.builder import ATTRIBUTES, argument_loads
 from ltc.llvm.native import shared_counters, system
 from ltc.llvm.ops import one_shot_sync
 from tests.models import shared_memory
@@ -42,7 +42,10 @@ def test_what_is_announced_is_what_is_read_and_all_comes_to_an_end(name):
     assert explored(name)[0] > 100
 
 
-WORDS = {"FUTEX": 98, "HEAD": 64, "PAUSE_DECLARED": "", "PAUSE": "", "SPINS": 9, "MEMBERS": 4}
+WORDS = {
+    "FUTEX": 98, "HEAD": 64, "PAUSE_DECLARED": "", "PAUSE": "", "SPINS": 9, "MEMBERS": 4,
+    "ARGUMENTS": argument_loads(2, 1),
+}  # fmt: skip
 
 
 def kernel_text() -> str:

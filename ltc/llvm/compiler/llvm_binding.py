@@ -23,12 +23,15 @@ from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
 from ltc.llvm.compiler.public_compiler import PublicCompiler, parsed
 from ltc.support.disk_cache import disk_cache
 from ltc.support.observation import metrics
+from ltc.support.process import purpose
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.version import VERSION
 
 _log = logging.getLogger("ltc")
 
-OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
+# Of code generation; no pass runs on the IR, which is written as it should run. The next level, which orders
+# instructions once more after registers are given, makes no kernel faster, and takes a tenth longer.
+OPTIMIZATION = 1
 
 
 @functools.cache
@@ -42,6 +45,16 @@ def _binding() -> ModuleType:
             f"here: {error}. Install it (pip install llvmlite), or set LTC_BACKEND=eager."
         ) from error
     return llvmlite.binding
+
+
+@functools.cache
+def _leave_addresses_as_written() -> None:
+    """Have LLVM leave out strength reduction of loops, a fifth of its time, in the whole process.
+
+    It writes the addresses in loops anew. Kernels are as fast without, and have the same bits. Other users of
+    LLVM, such as numba, may need it: so a process that runs anything else keeps it.
+    """
+    _binding().set_option("ltc", "-disable-lsr")
 
 
 @functools.cache
@@ -90,6 +103,8 @@ class _Compiler:
     def emitter(self) -> ObjectCompiler | PublicCompiler:
         """Return a compiler for one thread, beside others if this llvmlite allows it."""
         kind = ObjectCompiler if _has_private_names() else PublicCompiler
+        if purpose.only_compiles and _has_private_names():  # else LLVM may not know the option
+            _leave_addresses_as_written()
         return kind(_binding(), self.triple, self._machine())
 
     def _machine(self):

@@ -318,42 +318,30 @@ def multiples(width: int, step: int = 1, element: str = "i32") -> str:
 
 
 def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) -> str:
-    """A module: `void @name(ptr %p0, ..., i64 %n0, ..., i64 %task, i64 %tasks)` and its entry.
-
-    The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers and then
-    the numbers from an array, so that kernels of any number of operands are called in one way.
-    """
+    """A module of one function, whose body knows its pointers as %p0, ... and its numbers as %n0, ..."""
     body, sizes = opened(builder.body(), numbers)
-    numbers += len(sizes)
-    passed = _passed(_parameters(pointers, numbers))
     declarations = "\n".join(sorted(builder.declarations))
     end = FLUSH if builder.passes_caches else ""
     return (
-        f"{head_of(sizes)}{declarations}\n"
-        f"define void @{name}({passed}i64 %task, i64 %tasks) #0 {{\nentry:\n"
-        f"{body}\n{end}  ret void\n}}\n"
-        f"{entry_text(name, pointers, numbers)}{ATTRIBUTES}{METADATA}"
+        f"{head_of(sizes)}{declarations}\n{opening(name, pointers, numbers + len(sizes))}"
+        f"{body}\n{end}  ret void\n}}\n{ATTRIBUTES}{METADATA}"
     )
 
 
-def entry_text(name: str, pointers: int, numbers: int = 0) -> str:
-    """The entry of a function of so many pointers and numbers: see `function_text`."""
-    parameters = _parameters(pointers, numbers)
-    loads = "".join(
-        f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n"
-        f"  %{parameter} = load {type}, ptr %a{k}\n"
-        for k, (type, parameter) in enumerate(parameters)
+def opening(name: str, pointers: int, numbers: int = 0) -> str:
+    """The beginning of `void @name(ptr arguments, i64 task, i64 tasks)`.
+
+    The pointers and then the numbers stand in an array: kernels of any number of operands are called in
+    one way.
+    """
+    loads = argument_loads(pointers, numbers)
+    return f"define void @{name}(ptr %arguments, i64 %task, i64 %tasks) #0 {{\nentry:\n{loads}"
+
+
+def argument_loads(pointers: int, numbers: int = 0) -> str:
+    """Instructions that give a function's arguments their names."""
+    names = [("ptr", f"p{k}") for k in range(pointers)] + [("i64", f"n{k}") for k in range(numbers)]
+    return "".join(
+        f"  %at{k} = getelementptr i64, ptr %arguments, i64 {k}\n  %{name} = load {type}, ptr %at{k}\n"
+        for k, (type, name) in enumerate(names)
     )
-    return (
-        f"define void @{name}.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
-        f"  call void @{name}({_passed(parameters)}i64 %task, i64 %tasks)\n  ret void\n}}\n"
-    )
-
-
-def _parameters(pointers: int, numbers: int) -> list[tuple[str, str]]:
-    """(type, name) of each."""
-    return [("ptr", f"p{k}") for k in range(pointers)] + [("i64", f"n{k}") for k in range(numbers)]
-
-
-def _passed(parameters: list[tuple[str, str]]) -> str:
-    return "".join(f"{type} %{parameter}, " for type, parameter in parameters)

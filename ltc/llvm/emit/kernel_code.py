@@ -20,7 +20,7 @@ class KernelCode:
     """A kernel as text; equal texts are one kernel, in a process and on disk.
 
     Attributes:
-        text: The text of the module; the function is called @kernel, and @kernel.entry.
+        text: The text of the module; the function is called @kernel.
         nodes: The nodes with the buffers that are its pointers, in order; one may occur twice.
         tasks: Number of tasks.
         shifts: Bytes to add to the first pointers, where a kernel begins inside a buffer.

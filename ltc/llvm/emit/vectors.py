@@ -33,7 +33,7 @@ Epilogue = Callable[[Builder, str, Index, Index, str | None], str]
 
 @dataclass(frozen=True)
 class GeneratedKernel:
-    """A module that defines `void @name(ptr %p0, ..., i64 %task, i64 %tasks)` and its entry.
+    """A module that defines `void @name(ptr arguments, i64 task, i64 tasks)`.
 
     Attributes:
         arguments: The meaning of each pointer, in order.

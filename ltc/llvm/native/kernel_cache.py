@@ -135,16 +135,12 @@ def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:
 
 def _read(disk: DiskCache, name: str) -> llvm_binding.MachineCode | None:
     """A kernel's machine code; what defines no such kernel is removed as damaged."""
-    return disk.read_as(name, lambda code: llvm_binding.machine_code(code, _entry(name)))
+    return disk.read_as(name, lambda code: llvm_binding.machine_code(code, _symbol(name)))
 
 
 def _symbol(name: str) -> str:
     """The function's name in the machine code: kernels of one library are told apart."""
     return f"k{name[:32]}"
-
-
-def _entry(name: str) -> str:
-    return f"{_symbol(name)}.entry"
 
 
 def _in_memory(names: Iterable[str]) -> dict[str, LoadedKernel]:
@@ -156,7 +152,7 @@ def _link(objects: Mapping[str, llvm_binding.MachineCode]) -> dict[str, LoadedKe
     """Load all as one library: it goes when none of its kernels is needed any more."""
     if not objects:
         return {}
-    entries = {name: _entry(name) for name in objects}
+    entries = {name: _symbol(name) for name in objects}
     library = llvm_binding.link(list(objects.values()), list(entries.values()))
     made = {
         name: LoadedKernel(library.addresses[entry], library) for name, entry in entries.items()

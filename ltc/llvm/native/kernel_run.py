@@ -61,9 +61,8 @@ class EntryCall:
 
 @functools.cache
 def entry_address(text: str, name: str) -> int:
-    """The entry of a kernel: equal texts are compiled once in a process."""
-    entry = f"{name}.entry"
-    return llvm_binding.compile_kernels(text, entry)[entry]
+    """The address of a kernel: equal texts are compiled once in a process."""
+    return llvm_binding.compile_kernels(text, name)[name]
 
 
 class KernelRun:

@@ -28,7 +28,8 @@ from ltc.support.version import source_digest
 GAIN = 1.03  # less is no reason to call: bits would depend on a measurement for nothing
 MOST_WORK = 1 << 28  # multiply-adds of a trial: about 10 ms of one AVX2 thread
 TRIAL_IMAGES = 16  # of a convolution, at most
-SAMPLES, SAMPLE_SECONDS = 6, 0.001  # of each way, of which the fastest counts
+SAMPLES, SAMPLE_SECONDS = 6, 0.001  # of each way, at most; the fastest counts
+FEWEST_SAMPLES = 2
 Way = Callable[[], object]
 _ratios: BoundedTable[str, float] = BoundedTable("KernelRatios", 4096)
 
@@ -99,10 +100,22 @@ def _measured(name: str, ways: Callable[[], tuple[Way, Way]]) -> float:
 
 
 def _fastest(ways: list[Way]) -> list[float]:
-    """Seconds of this thread for a run of each way, which take turns."""
+    """Seconds of this thread for a run of the generated way and of the call, which take turns."""
     repeats = [max(1, int(SAMPLE_SECONDS / (_seconds(way, 1) + 1e-9))) for way in ways]
-    samples = [[_seconds(way, n) for way, n in zip(ways, repeats)] for _ in range(SAMPLES)]
-    return [max(min(column), 1e-9) for column in zip(*samples)]
+    generated: list[float] = []
+    called: list[float] = []
+    while len(generated) < SAMPLES and not _is_settled(generated, called):
+        for samples, way, n in zip((generated, called), ways, repeats):
+            samples.append(max(_seconds(way, n), 1e-9))
+    return [min(generated), min(called)]
+
+
+def _is_settled(generated: list[float], called: list[float]) -> bool:
+    """Return True if any sample of the one beside any of the other gives the same choice."""
+    if len(generated) < FEWEST_SAMPLES:
+        return False
+    most, least = max(generated) / min(called), min(generated) / max(called)
+    return (most > GAIN) == (least > GAIN)
 
 
 def _seconds(way: Way, repeats: int) -> float:

@@ -18,7 +18,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.ir.one_shot import HEAD_BYTES
-from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
+from ltc.llvm.emit.builder import ATTRIBUTES, argument_loads
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native import futex
 from ltc.llvm.native.kernel_run import Fault
@@ -41,9 +41,9 @@ def word_count(start: Node) -> int:
 
 _PUBLISH = """
 declare i64 @syscall(i64, ...)
-define void @kernel(ptr %p0, ptr %p1, i64 %task, i64 %tasks) #0 {
+define void @kernel(ptr %arguments, i64 %task, i64 %tasks) #0 {
 entry:
-  %number = load i64, ptr %p0
+ARGUMENTS  %number = load i64, ptr %p0
   %a1 = getelementptr i64, ptr %p0, i64 1
   %tag = load i64, ptr %a1
   %a2 = getelementptr i64, ptr %p0, i64 2
@@ -61,9 +61,9 @@ entry:
 
 _WAIT = """
 PAUSE_DECLARED
-define void @kernel(ptr %p0, ptr %p1, i64 %n0, i64 %task, i64 %tasks) #0 {
+define void @kernel(ptr %arguments, i64 %task, i64 %tasks) #0 {
 entry:
-  %number = load i64, ptr %p0
+ARGUMENTS  %number = load i64, ptr %p0
   %a1 = getelementptr i64, ptr %p0, i64 1
   %tag = load i64, ptr %a1
   %counters = getelementptr i64, ptr %p0, i64 MEMBERS
@@ -108,7 +108,7 @@ def publish_codes(product: Product) -> list[KernelCode]:
     """Says that this replica's operands lie there; the token becomes the sum's number."""
     text = _filled(
         _PUBLISH,
-        entry_text("kernel", 2),
+        ARGUMENTS=argument_loads(2),
         FUTEX=FUTEX[platform.machine()],
         HEAD=HEAD_BYTES,
     )
@@ -122,7 +122,7 @@ def wait_codes(product: Product) -> list[KernelCode]:
     declared, pause = futex.pause_text()
     text = _filled(
         _WAIT,
-        entry_text("kernel", 2, 1),
+        ARGUMENTS=argument_loads(2, 1),
         PAUSE_DECLARED=declared,
         PAUSE=pause,
         SPINS=SPINS,
@@ -133,5 +133,5 @@ def wait_codes(product: Product) -> list[KernelCode]:
     return [KernelCode(text, (Words(start), fault), 1, numbers=(start.attr("collective").sharers,))]
 
 
-def _filled(text: str, entry: str, **words) -> str:
-    return futex.filled(text, words) + entry + ATTRIBUTES
+def _filled(text: str, **words) -> str:
+    return futex.filled(text, words) + ATTRIBUTES

@@ -7,7 +7,8 @@ task's: results do not depend on how many threads there are, and no threads but 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -56,15 +57,16 @@ def called_product(
     if right_is_last:
         names = ("left", "result", *names[3:], "right")
     pointers = tuple(f"%p{names.index(name)}" for name in ("left", "right", "result"))
+    outer = shape.batch[0] if shape.batch else 1
+    numbers: tuple[int, ...] = (shape.m, shape.k, outer, pieces.rows)
     calls = _Calls(dtype, shape, isa, pieces, epilogue, pointers)
+    if epilogue is None:
+        numbers = (*numbers, *calls.leave_open())
     calls.emit()
-    text = function_text("kernel", 3 + operands, calls.b, _Calls.numbers)
+    text = function_text("kernel", 3 + operands, calls.b, len(numbers))
     work = 2 * shape.batches * shape.m * shape.n * shape.k
     tasks = tasks_for(work, shape.batches * pieces.rows * pieces.columns, 1)
-    outer = shape.batch[0] if shape.batch else 1
-    return GeneratedKernel(
-        "kernel", text, names, tasks, work, (shape.m, shape.k, outer, pieces.rows), is_call=True
-    )
+    return GeneratedKernel("kernel", text, names, tasks, work, numbers, is_call=True)
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,9 @@ def _pieces_of(shape: Shape) -> _CutResult:
 
 
 class _Calls:
-    """The body of the kernel.
-
-    Attributes:
-        numbers: Its arguments: M, K, the outermost batch extent, pieces one below the other.
+    """The body of the kernel, whose numbers are M, K, the outermost batch extent, and pieces one below
+    the other.
     """
-
-    numbers = 4
 
     def __init__(
         self,
@@ -123,7 +121,29 @@ class _Calls:
         self.v = Vectors(self.b, isa, dtype)
         self.shape, self.pieces, self.epilogue = shape, pieces, epilogue
         self.pointers = pointers
-        self.m, self.k, self.outer, self.row_pieces = map(self.b.number, range(self.numbers))
+        self.m, self.k, self.outer, self.row_pieces = map(self.b.number, range(4))
+
+    def leave_open(self) -> tuple[int, ...]:
+        """Make N, pieces and strides numbers, too: products with no epilogue have one text.
+
+        Returns:
+            These numbers, behind the first four.
+        """
+        shape, pieces = self.shape, self.pieces
+        matrices = shape.left, shape.right, shape.result
+        strides = [stride for matrix in matrices for stride in (matrix.row, matrix.column)]
+        found = (shape.n, pieces.width, pieces.columns, *strides)
+        n, width, columns, *open_strides = (self.b.number(4 + k) for k in range(len(found)))
+        rows_and_columns: Any = zip(open_strides[::2], open_strides[1::2])
+        left, right, result = (
+            Matrix(row, column, matrix.batch)
+            for matrix, (row, column) in zip(matrices, rows_and_columns)
+        )
+        told: Any = {"n": n, "left": left, "right": right, "result": result}
+        self.shape = replace(shape, **told)
+        told = {"width": width, "columns": columns}
+        self.pieces = replace(pieces, **told)
+        return found
 
     def emit(self) -> None:
         b, pieces = self.b, self.pieces
@@ -170,7 +190,7 @@ class _Calls:
         row, column = down * self.m // self.row_pieces, across * pieces.width
         rows = (down + 1) * self.m // self.row_pieces - row
         columns: Index = pieces.width
-        if shape.n % pieces.width:
+        if self.epilogue is None or shape.n % pieces.width:
             columns = least(pieces.width, shape.n - column)
         matrices = zip(self.pointers, (shape.left, shape.right, shape.result))
         left, right, result = batch_at(v, matrices, shape.batch[1:], batch)

@@ -22,7 +22,7 @@ from ltc.ir.loop_nest import Product, strides_of
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.compiler import symbols
-from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
+from ltc.llvm.emit.builder import ATTRIBUTES, opening
 from ltc.llvm.emit.kernel_code import KernelCode, head_of, opened
 from ltc.llvm.native.kernel_run import Fault
 from ltc.support.sizes.marks import is_symbolic
@@ -117,19 +117,17 @@ class _Call:
                 self._line(f"call i32 @aoti_torch_delete_tensor_object(ptr {target})")
             self._line(f"call i32 @aoti_torch_delete_tensor_object(ptr {made})")
         self._line(f"%unfit = icmp ne i32 {bad}, 0\n  br i1 %unfit, label %fail, label %end")
-        parameters = "".join(f"ptr %p{k}, " for k in range(pointers))
         slots = "".join(
             f"  %s{k} = getelementptr i64, ptr %stack, i64 {k}\n" for k in range(self.slots)
         )
         body = "\n".join(f"  {line}" if line[0] != "\n" else line for line in self.lines)
         body, sizes = opened(body, 0)
-        parameters += "".join(f"i64 %n{k}, " for k in range(len(sizes)))
         return (
             head_of(sizes) + "".join(self.globals) + _DECLARATIONS
-            + f"define void @kernel({parameters}i64 %task, i64 %tasks) #0 {{\nentry:\n"
-            f"  %stack = alloca [{self.slots} x i64]\n  %handle = alloca ptr\n{slots}{body}\n"
+            + opening("kernel", pointers, len(sizes))
+            + f"  %stack = alloca [{self.slots} x i64]\n  %handle = alloca ptr\n{slots}{body}\n"
             f"fail:\n  store i64 1, ptr %p{pointers - 1}\n  br label %end\nend:\n  ret void\n}}\n"
-            f"{entry_text('kernel', pointers, len(sizes))}{ATTRIBUTES}"
+            f"{ATTRIBUTES}"
         )  # fmt: skip
 
     def _is_of_other_size(self, made: str, type: TensorType) -> str:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
 from ltc.runtime.graph_compiler import compile_and_keep, resizable_and_keep
+from ltc.support.process import purpose
 from ltc.support.sizes.as_json import fill_trace, loaded
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
@@ -33,6 +34,7 @@ def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | Non
         first: Compiles a program and keeps it: what this process, a copy, has in its memory.
     """
     os.nice(NICENESS)
+    purpose.only_compiles = True
     if first is not None:
         _answer(FIRST, first, answers)
     for line in requests:
