@@ -25,7 +25,7 @@ from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -43,7 +43,7 @@ STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
 # Of a strip whose elements few taps meet: each panel reads it anew, so it stays in half of a level-2
 # cache. More taps hide what comes from the next level.
-NEAR_BYTES, FEW_TAPS = 256 * 1024, 4
+NEAR_BYTES, FEW_TAPS = LEVEL_2_BYTES // 2, 4
 STEPS_TOGETHER = 4  # channels of one turn: threads that share a core wait for fewer instructions
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels

@@ -14,11 +14,12 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
+from ltc.llvm.conv.nhwc_tile import step_cycles
 from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of, near_split
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import (
     STACK_BYTES,
     Epilogue,
@@ -30,7 +31,7 @@ from ltc.llvm.emit.vectors import (
 )
 
 STRIP_PIXELS = 256  # so many positions pay for the loading and storing of their sums
-STRIP_BYTES = 256 * 1024  # half of a level-2 cache
+STRIP_BYTES = LEVEL_2_BYTES // 2
 
 
 def channels_last_weight_gradient(
@@ -80,7 +81,8 @@ class PartialSums:
         self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
         self.down = 1 if self.joins_lines else axes[1].taps
         self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
-        self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
+        self.blocks = max(1, -(-self.run // most))
+        self.height, self.taller = divmod(self.run, self.blocks)
         # The longest loop is the innermost: where it ends, the processor guesses wrong.
         self.images_last = self.images > axes[2].count
         shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
@@ -96,12 +98,7 @@ class PartialSums:
         wide, channels = self.axes[2], self.channels
         if wide.is_always_inside:
             return True
-        inside = sum(
-            0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
-            for o in range(wide.count)
-            for t in range(wide.taps)
-        )
-        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
+        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * wide.meetings
 
     def row_of(self, column: Index) -> Index:
         """Return where the sums of an element of the flat [C / groups, *kernel] are."""
@@ -111,6 +108,16 @@ class PartialSums:
     @property
     def stack_bytes(self) -> int:
         return self.input_tile.bytes + self.gradient.bytes
+
+    @property
+    def cycles(self) -> float:
+        """Return the cycles of all products, where the number of images is known."""
+        positions: float = self.geometry.operand[0] * self.groups * self.split.panels
+        joined = (False, self.joins_lines, self.joins_taps)
+        for axis, is_joined in zip(self.axes, joined):
+            positions *= axis.count if is_joined else axis.meetings
+        low = (self.blocks - self.taller) * step_cycles(self.height, self.vectors)
+        return positions * (low + self.taller * step_cycles(self.height + 1, self.vectors))
 
     @property
     def adds_at_once(self) -> bool:

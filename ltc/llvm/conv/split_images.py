@@ -13,11 +13,11 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored
-NEAR_SUM_BYTES = 128 * 1024  # a quarter of a level-2 cache
+NEAR_SUM_BYTES = LEVEL_2_BYTES // 4
 WORK_ITEMS = 16  # that a launch falls into, where the images allow it
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.emit.dtype import BYTES, FORMS
-from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
+from ltc.llvm.emit.isa import ALIASING_BYTES, LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
 from ltc.support.sizes.choices import by_sample, least, most
 from ltc.support.sizes.extent import Extent, number_now
 
-PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
+PACKED_BYTES = LEVEL_2_BYTES // 2  # of one packed panel
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
 # Of a left operand whose rows are adjacent each step along K may be in another page. Of so many
 # steps, all blocks of a panel take a few before the next ones come.
