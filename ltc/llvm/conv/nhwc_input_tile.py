@@ -159,12 +159,14 @@ class InputTile:
 class UncopiedInputTile(InputTile):
     """The lines where they are in the operand, as `input_tile_of` finds it possible."""
 
-    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int):
+    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int):
         self.v, self.axes, self.channels, self.apart = v, axes, channels, apart
         deep, high, wide = axes
         self.pixel, self.line = apart, wide.extent * apart
         self._depth = high.extent * self.line
         self.plane, self.image = deep.step * self._depth, deep.extent * self._depth
+        is_whole = lines >= high.count
+        self.strip = images * self.image if is_whole else lines * high.stride * self.line
         self.bytes = 0
 
     def reserve(self) -> None:
@@ -179,12 +181,14 @@ class UncopiedInputTile(InputTile):
         self.memory = v.at(operand, at)
 
     def fetch(self, place: str, channels: int) -> None:
-        """Asks for so many channels of a column some way from one's place."""
+        """Asks for so many channels of a column some way from one's place, and for the next strip's."""
         v = self.v
-        ahead = v.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
-        v.builder.prefetch(ahead)
-        if channels > 1:  # they may lie in two lines
-            v.builder.prefetch(v.at(ahead, channels - 1))
+        columns = FETCHED_COLUMNS * self.axes[2].stride * self.pixel
+        for ahead, level in ((columns, 1), (self.strip, 2)):
+            there = v.at(place, ahead)
+            v.builder.prefetch(there, level)
+            if channels > 1:  # they may lie in two lines
+                v.builder.prefetch(v.at(there, channels - 1), level)
 
 
 def input_tile_of(
@@ -195,7 +199,7 @@ def input_tile_of(
     inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
     aliases = apart * BYTES[v.element] % ALIASING_BYTES == 0
     if once and inside and not aliases and v.stored == v.element:
-        return UncopiedInputTile(v, axes, channels, apart)
+        return UncopiedInputTile(v, axes, channels, apart, images, lines)
     return InputTile(v, axes, channels, apart, images, lines)
 
 

@@ -208,6 +208,10 @@ class PartialSums:
             column = (panel + number) * self.panel
             output = group * self.outputs + column
             self.gradient.begin(self.pointers[0], output, column, image, deep, line)
+            last = b.value(f"icmp eq i64 {number}, {split.together - 1}")
+            self.gradient.foresee(
+                b.where(last, -(split.together - 1) * self.panel, self.panel), last
+            )
             self.gradient.fill(count, lines)
             self._segments(count, line, lines)
 
@@ -254,6 +258,7 @@ class PartialSums:
             left = v.at(source, self.input_tile.place(n, i, j), v.element)
             ys, result = self.gradient.read(n, i, j), []
             self.input_tile.fetch(left, rows)
+            self.gradient.fetch(n, i, j)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
                 x = v.splat(v.computed_scalar(left, self.input_tile.tap(0, h, 0) + k))
@@ -277,6 +282,7 @@ class PartialSums:
 
 # --- a panel of output channels of the gradient of the result, on [N, *windows, O] ------------
 
+LINE = 64  # bytes of a line of the caches
 FETCHED_PIXELS = 8  # ahead of the one that is read
 
 
@@ -315,6 +321,16 @@ class GradientPanel:
             left = self.outputs - column
             self.masks = [v.first(left - start) for start in self.starts]
 
+    def foresee(self, channels: Index, is_next_strip: str) -> None:
+        """Nothing is asked for before it is read.
+
+        Args:
+            channels: From this panel to the one that is read next, which may be of the next strip.
+        """
+
+    def fetch(self, image: Index, line: Index, column: Index) -> None:
+        """Nothing is asked for before it is read."""
+
     def fill(self, images: Index, lines: Index) -> None:
         """Nothing is copied."""
 
@@ -343,6 +359,20 @@ class CopiedGradientPanel(GradientPanel):
 
     def reserve(self) -> None:
         self.copied = reserved(self.v.builder, max(1, self.size), self.v.element)
+
+    def foresee(self, channels: Index, is_next_strip: str) -> None:
+        """Set where the panel begins that is copied next: strips lie side by side."""
+        strip = self.size // self.panel * self.step
+        ahead = self.v.builder.where(is_next_strip, strip, 0) + channels
+        self.next = self.v.at(self.first, ahead)
+
+    def fetch(self, image: Index, line: Index, column: Index) -> None:
+        """Ask for a position of the next panel, which comes while this one is multiplied."""
+        v = self.v
+        at = image * self.image + (line * self.axes[2].count + column) * self.step
+        here = v.at(self.next, at)
+        for start in range(0, self.panel, max(1, LINE // BYTES[v.stored])):
+            v.builder.prefetch(v.at(here, start), level=2)
 
     def fill(self, images: Index, lines: Index) -> None:
         """Copies so many lines of so many images."""
