@@ -54,6 +54,14 @@ def test_an_operand_is_read_for_as_many_panels_as_have_small_sums(
     assert together == 1 or together * channels * sums.panel * 4 <= LEVEL_2_BYTES // 4
 
 
+def test_a_strip_read_in_place_counts_the_elements_that_it_touches():
+    geometry = pointwise(4, 256, 512, 56, 2)
+    sums = PartialSums(torch.float32, geometry, AVX2)
+    assert sums.lines * 28 * 256 * 4 <= LEVEL_2_BYTES // 2 < 2 * sums.lines * 28 * 256 * 4
+    copied = PartialSums(torch.float32, pointwise(4, 1024, 512, 56, 2), AVX2)  # lines share sets
+    assert copied.input_tile.bytes <= LEVEL_2_BYTES // 2 or copied.lines == 1
+
+
 def test_what_a_panel_reads_next_is_asked_for_while_another_is_multiplied():
     def asks(outputs):
         made = channels_last_weight_gradient(
@@ -64,9 +72,16 @@ def test_what_a_panel_reads_next_is_asked_for_while_another_is_multiplied():
     assert asks(128) and asks(16)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_panels_together_add_up_to_the_gradient(stride):
-    geometry = pointwise(21, 24, 50, 9, stride)
+@pytest.mark.parametrize("channels, is_product", [(64, False), (2048, True)])
+def test_a_gradient_whose_strips_have_few_positions_is_a_product(channels, is_product):
+    geometry = pointwise(8, channels, 512, 7, 1)
+    made = channels_last_weight_gradient("kernel", torch.float32, geometry, AVX2)
+    assert ("partial" in made.kernels[0].arguments) != is_product
+
+
+@pytest.mark.parametrize("channels, stride", [(24, 1), (24, 2), (1500, 1)])
+def test_panels_together_add_up_to_the_gradient(channels, stride):
+    geometry = pointwise(21, channels, 50, 9, stride)
     x, gradient = torch.randn(geometry.operand), torch.randn(geometry.result)
     exact = torch.ops.aten.convolution_backward(
         gradient.double(), x.double(), torch.zeros(geometry.weight).double(), None,

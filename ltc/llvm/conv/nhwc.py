@@ -18,7 +18,13 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
-from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import (
+    ascending,
+    input_tile_of,
+    is_read_in_place,
+    most_images,
+    strip_extents,
+)
 from ltc.llvm.conv.nhwc_pointwise import forward_shape, input_gradient_shape
 from ltc.llvm.conv.nhwc_tile import TileShape, tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
@@ -140,11 +146,12 @@ class _Tiles:
         self.panel = self.tile.vectors * v.width
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
-        self.images, self.lines = strip_extents(
-            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes)
-        )
-        self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
+        self.images, self.lines = strip_extents(
+            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes),
+            is_read_in_place(v, self.axes, apart),
+        )  # fmt: skip
+        self.strips = -(-high.count // max(1, self.lines))
         self.input_tile = input_tile_of(v, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(

@@ -194,13 +194,18 @@ class UncopiedInputTile(InputTile):
 def input_tile_of(
     v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int
 ) -> InputTile:  # fmt: skip
-    """A copy, unless it would be read but once: where no position meets a second element."""
+    """A copy, unless `is_read_in_place`."""
+    if is_read_in_place(v, axes, apart):
+        return UncopiedInputTile(v, axes, channels, apart, images, lines)
+    return InputTile(v, axes, channels, apart, images, lines)
+
+
+def is_read_in_place(v: Vectors, axes: Axes, apart: int) -> bool:
+    """Return True if a copy would be read but once: where no position meets a second element."""
     once = all(axis.taps <= 1 for axis in axes)
     inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
     aliases = apart * BYTES[v.element] % ALIASING_BYTES == 0
-    if once and inside and not aliases and v.stored == v.element:
-        return UncopiedInputTile(v, axes, channels, apart, images, lines)
-    return InputTile(v, axes, channels, apart, images, lines)
+    return once and inside and not aliases and v.stored == v.element
 
 
 def _reach(axis: Axis, positions: int) -> int:
@@ -210,13 +215,17 @@ def _reach(axis: Axis, positions: int) -> int:
 
 def strip_extents(
     axes: Axes, channels: int, element_bytes: int, together: tuple[int, int], pixels: int,
-    most_bytes: int,
+    most_bytes: int, in_place: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
 
     Args:
         together: Images and lines come in multiples of these.
+        in_place: True if what lies between the elements that are met is not touched.
     """
+    if in_place:
+        deep, high, wide = (replace(axis, stride=1) for axis in axes)
+        axes = deep, high, wide
     _, high, wide = axes
     images, lines = together
     line = _line_bytes(axes, channels, element_bytes)

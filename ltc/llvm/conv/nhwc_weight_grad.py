@@ -13,7 +13,8 @@ import torch
 
 from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, is_read_in_place, strip_extents
+from ltc.llvm.conv.nhwc_pointwise import weight_gradient_shape
 from ltc.llvm.conv.nhwc_tile import step_cycles
 from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of, near_split
 from ltc.llvm.emit.builder import Builder, function_text
@@ -29,8 +30,13 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
+from ltc.llvm.gemm.blocking import Shape
+from ltc.llvm.gemm.kernel import matmul
 
 STRIP_PIXELS = 256  # so many positions pay for the loading and storing of their sums
+# Of a strip of positions whose sums are added to memory: with fewer, that takes more than an eighth of
+# the time, as of so many channels that few positions fit. A product has all positions in registers.
+FEWEST_POSITIONS = 64
 STRIP_BYTES = LEVEL_2_BYTES // 2
 
 
@@ -44,10 +50,20 @@ def channels_last_weight_gradient(
     otherwise as `convolution_weight_gradient`
     """
     body = PartialSums(dtype, geometry, isa)
+    if geometry.is_pointwise and body.strip_positions < FEWEST_POSITIONS:
+        return _product(name, dtype, weight_gradient_shape(geometry), isa, epilogue, operands)
     if body.adds_at_once:
         return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
     last = adding_kernel(name, dtype, isa, body.split, body.row_of, epilogue, operands)
     return KernelSequence((body.kernel(name), last), {"partial": body.split.bytes(body.v.element)})
+
+
+def _product(name, dtype, shape: Shape, isa: Isa, epilogue, operands: int) -> KernelSequence:
+    kernel = matmul(
+        name, dtype, (), (shape.m, shape.n, shape.k), shape.left, shape.right, shape.result, isa,
+        epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("gradient", "operand"),), {})
 
 
 class PartialSums:
@@ -69,11 +85,12 @@ class PartialSums:
         split = image_split(images, self.groups, self.outputs, self.panel, rows)
         self.split = near_split(split, images, v.element)
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
-        self.images, self.lines = strip_extents(
-            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
-        )
-        self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
+        self.images, self.lines = strip_extents(
+            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES,
+            is_read_in_place(v, axes, apart),
+        )  # fmt: skip
+        self.strips = -(-axes[1].count // max(1, self.lines))
         self.input_tile = input_tile_of(v, axes, self.channels, apart, self.images, self.lines)
         self.joins_taps = self.input_tile.taps_touch and self._joining_pays(most)
         self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
@@ -108,6 +125,11 @@ class PartialSums:
     @property
     def stack_bytes(self) -> int:
         return self.input_tile.bytes + self.gradient.bytes
+
+    @property
+    def strip_positions(self) -> int:
+        """Return of how many positions a strip's sums are, before they are added to those in memory."""
+        return self.images * self.lines * self.axes[2].count
 
     @property
     def cycles(self) -> float:
