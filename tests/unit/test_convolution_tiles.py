@@ -10,7 +10,7 @@ from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc import channels_last_input_gradient
 from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
-from ltc.llvm.emit.isa import AVX2, AVX512
+from ltc.llvm.emit.isa import AVX2, AVX512, LEVEL_2_BYTES
 from ltc.llvm.ops.dispatch import prefers_channels_last
 from tests.unit.llvm_kernels import HOST, run_all
 
@@ -41,16 +41,47 @@ def pointwise(images, channels, outputs, extent, stride):
     return Geometry((images, channels, extent, extent), weight, result, *window, 1)
 
 
-@pytest.mark.parametrize("images, outputs, together", [(32, 128, 8), (15, 128, 1), (32, 1024, 1)])
-def test_an_operand_is_read_once_for_all_panels_whose_sums_are_small(images, outputs, together):
-    sums = PartialSums(torch.float32, pointwise(images, 64, outputs, 9, 2), AVX2)
+@pytest.mark.parametrize("images, channels, outputs, together", [
+    (32, 64, 128, 8), (15, 64, 128, 4),  # of fewer images each item has fewer panels, so all threads work
+    (32, 64, 1024, 32), (4, 256, 512, 8), (1, 64, 1024, 4), (4, 2048, 512, 1),
+])  # fmt: skip
+def test_an_operand_is_read_for_as_many_panels_as_have_small_sums(
+    images, channels, outputs, together
+):
+    sums = PartialSums(torch.float32, pointwise(images, channels, outputs, 9, 2), AVX2)
     assert sums.split.together == together
-    assert sums.split.items >= min(images, 16)
+    assert sums.split.items >= 16
+    assert together == 1 or together * channels * sums.panel * 4 <= LEVEL_2_BYTES // 4
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_panels_together_add_up_to_the_gradient(stride):
-    geometry = pointwise(21, 24, 50, 9, stride)
+def test_a_strip_read_in_place_counts_the_elements_that_it_touches():
+    geometry = pointwise(4, 256, 512, 56, 2)
+    sums = PartialSums(torch.float32, geometry, AVX2)
+    assert sums.lines * 28 * 256 * 4 <= LEVEL_2_BYTES // 2 < 2 * sums.lines * 28 * 256 * 4
+    copied = PartialSums(torch.float32, pointwise(4, 1024, 512, 56, 2), AVX2)  # lines share sets
+    assert copied.input_tile.bytes <= LEVEL_2_BYTES // 2 or copied.lines == 1
+
+
+def test_what_a_panel_reads_next_is_asked_for_while_another_is_multiplied():
+    def asks(outputs):
+        made = channels_last_weight_gradient(
+            "kernel", torch.float32, pointwise(16, 64, outputs, 9, 1), AVX2
+        )
+        return made.kernels[0].text.count("i32 0, i32 2, i32 1")  # to a level-2 cache
+
+    assert asks(128) and asks(16)
+
+
+@pytest.mark.parametrize("channels, is_product", [(64, False), (2048, True)])
+def test_a_gradient_whose_strips_have_few_positions_is_a_product(channels, is_product):
+    geometry = pointwise(8, channels, 512, 7, 1)
+    made = channels_last_weight_gradient("kernel", torch.float32, geometry, AVX2)
+    assert ("partial" in made.kernels[0].arguments) != is_product
+
+
+@pytest.mark.parametrize("channels, stride", [(24, 1), (24, 2), (1500, 1)])
+def test_panels_together_add_up_to_the_gradient(channels, stride):
+    geometry = pointwise(21, channels, 50, 9, stride)
     x, gradient = torch.randn(geometry.operand), torch.randn(geometry.result)
     exact = torch.ops.aten.convolution_backward(
         gradient.double(), x.double(), torch.zeros(geometry.weight).double(), None,

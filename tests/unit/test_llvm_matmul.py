@@ -300,3 +300,10 @@ def test_every_blocking_has_the_same_bits(isa, dtype, m, n, k, is_transposed, mo
             one = Blocking(vectors, packs)
             monkeypatch.setattr(blocking, "blocking_of", lambda *_, one=one: one)
             assert torch.equal(product(), expected), one
+
+
+@pytest.mark.parametrize("k, streams", [(1024, 4), (512, 8), (1040, 16), (100, 16), (4096, 4)])
+def test_rows_of_one_set_of_a_cache_take_half_of_its_lines(k, streams):
+    shape = Shape((), 1, 64, k, stored_plain(1, k), stored_transposed(k, 64), stored_plain(1, 64))
+    plan = plan_of(torch.float32, AVX512, shape, is_transposed=False)
+    assert plan.by_dots and plan.streams == streams

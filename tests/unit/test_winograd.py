@@ -1,5 +1,7 @@
 """Convolutions by transformed tiles: against float64, beside PyTorch's error, and when they are chosen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,10 @@ from ltc.ir import ops
 from ltc.ir.node import make
 from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.winograd import (
+    PLACES,
     is_convolution_faster,
     is_input_gradient_faster,
+    tiles_together,
     winograd_convolution,
     winograd_input_gradient,
 )
@@ -19,7 +23,9 @@ from ltc.llvm.conv.winograd_weight_grad import (
     is_weight_gradient_faster,
     winograd_weight_gradient,
 )
-from ltc.llvm.emit.isa import AVX2, AVX512, SSE2
+from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.isa import AVX2, AVX512, LEVEL_2_BYTES, SSE2
+from ltc.llvm.emit.vectors import Vectors
 from ltc.llvm.ops.conv_and_pool import kernels_of
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run_all, tolerance
 
@@ -144,7 +150,7 @@ def test_an_epilogue_is_given_the_place_of_each_result():
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0])
-@pytest.mark.parametrize("channels, extent", [(64, 14), (256, 6)])
+@pytest.mark.parametrize("channels, extent", [(64, 14), (256, 6), (512, 7)])
 def test_errors_are_at_most_twice_those_of_pytorch(channels, extent, mean):
     x, weight, gradient, geometry = setting(4, channels, channels, (extent,) * 2, (1, 1))
     x, weight = x.relu() + mean, weight / (4.5 * channels) ** 0.5
@@ -188,8 +194,24 @@ def test_layers_of_many_positions_are_transformed(channels, extent, isa):
     assert is_weight_gradient_faster(torch.float32, geometry, isa)
 
 
+def test_weights_from_afar_come_while_others_are_multiplied():
+    geometry = setting(32, 512, 512, (4, 4), (1, 1))[3]
+    assert is_convolution_faster(torch.float32, geometry, AVX512)
+    few = replace(geometry, operand=(2, 512, 4, 4), result=(2, 512, 4, 4))
+    assert not is_convolution_faster(torch.float32, few, AVX512)  # they are made for few tiles
+
+
+def test_transformed_tiles_fit_half_of_a_level_2_cache():
+    for isa in (AVX2, AVX512):
+        v = Vectors(Builder(), isa, torch.float32)
+        for channels in (16, 64, 100, 256):
+            held = tiles_together(v, channels) * PLACES * 4 * -(-channels // v.width) * v.width
+            assert LEVEL_2_BYTES // 4 < held <= LEVEL_2_BYTES // 2
+
+
 @pytest.mark.parametrize("case, options", [
     ((16, 3, 64, (32, 32), (1, 1)), {}),  # a tile is transformed for few products
+    ((64, 1, 32, (28, 28), (0, 0)), {}),  # so it is, of one channel, and lanes are idle
     ((1, 512, 512, (2, 2), (1, 1)), {}),  # weights are transformed for few tiles
     ((16, 64, 64, (32, 32), (1, 1)), {"stride": 2}),
     ((16, 64, 64, (32, 32), (1, 1)), {"dilation": 2}),

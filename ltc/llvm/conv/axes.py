@@ -48,6 +48,16 @@ class Axis:
         last = (self.count - 1) * self.stride + self.first + max(0, self.taps - 1) * self.step
         return self.first >= 0 and last < self.extent
 
+    @property
+    def meetings(self) -> int:
+        """Return how many pairs of a position and a tap meet an element."""
+        places = (
+            o * self.stride + self.first + t * self.step
+            for o in range(self.count)
+            for t in range(self.taps)
+        )
+        return sum(0 <= place < self.extent for place in places)
+
     def taps_inside(self, first: Index, last: Index) -> tuple[Index, Index]:
         """The taps, from one up to another, at which positions `first` to `last` meet any element.
 

@@ -18,14 +18,20 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import StripSums
-from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import (
+    ascending,
+    input_tile_of,
+    is_read_in_place,
+    most_images,
+    strip_extents,
+)
 from ltc.llvm.conv.nhwc_pointwise import forward_shape, input_gradient_shape
 from ltc.llvm.conv.nhwc_tile import TileShape, tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -43,7 +49,7 @@ STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
 # Of a strip whose elements few taps meet: each panel reads it anew, so it stays in half of a level-2
 # cache. More taps hide what comes from the next level.
-NEAR_BYTES, FEW_TAPS = 256 * 1024, 4
+NEAR_BYTES, FEW_TAPS = LEVEL_2_BYTES // 2, 4
 STEPS_TOGETHER = 4  # channels of one turn: threads that share a core wait for fewer instructions
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
@@ -140,11 +146,12 @@ class _Tiles:
         self.panel = self.tile.vectors * v.width
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
-        self.images, self.lines = strip_extents(
-            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes)
-        )
-        self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
+        self.images, self.lines = strip_extents(
+            self.axes, sizes.left, size, together, STRIP_PIXELS, _strip_bytes(self.axes),
+            is_read_in_place(v, self.axes, apart),
+        )  # fmt: skip
+        self.strips = -(-high.count // max(1, self.lines))
         self.input_tile = input_tile_of(v, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(

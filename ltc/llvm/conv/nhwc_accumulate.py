@@ -14,7 +14,7 @@ from ltc.llvm.conv.nhwc_input_tile import InputTile, ascending, strip_extents
 from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -24,7 +24,7 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
 )
 
-STRIP_BYTES = 256 * 1024  # half of a level-2 cache
+STRIP_BYTES = LEVEL_2_BYTES // 2
 STRIP_PIXELS = 256
 
 

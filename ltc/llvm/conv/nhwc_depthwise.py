@@ -180,10 +180,15 @@ class _DepthwisePartialSums(Strips):
     def _line(
         self, operand: str, gradient: str, mask: str | None, offsets: list[Index], sums: list[str]
     ) -> list[str]:
-        """The sums of the taps at `offsets`, and what one line adds to them."""
+        """The sums of the taps at `offsets`, and what one line adds to them.
+
+        A vector of channels is far from that of the next column: the next strip's are asked for.
+        """
         v = self.v
+        strip = self.images * self.lines * self.axes[2].count * self.channels
 
         def position(j: Index, sums: list[str]) -> list[str]:
+            v.builder.prefetch(v.at(gradient, j * self.channels + strip), level=2)
             factor = v.load(gradient, j * self.channels, mask)
             spot = v.at(operand, self.input_tile.place(0, 0, j), v.element)
             return [

@@ -159,12 +159,14 @@ class InputTile:
 class UncopiedInputTile(InputTile):
     """The lines where they are in the operand, as `input_tile_of` finds it possible."""
 
-    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int):
+    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int):
         self.v, self.axes, self.channels, self.apart = v, axes, channels, apart
         deep, high, wide = axes
         self.pixel, self.line = apart, wide.extent * apart
         self._depth = high.extent * self.line
         self.plane, self.image = deep.step * self._depth, deep.extent * self._depth
+        is_whole = lines >= high.count
+        self.strip = images * self.image if is_whole else lines * high.stride * self.line
         self.bytes = 0
 
     def reserve(self) -> None:
@@ -179,24 +181,31 @@ class UncopiedInputTile(InputTile):
         self.memory = v.at(operand, at)
 
     def fetch(self, place: str, channels: int) -> None:
-        """Asks for so many channels of a column some way from one's place."""
+        """Asks for so many channels of a column some way from one's place, and for the next strip's."""
         v = self.v
-        ahead = v.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
-        v.builder.prefetch(ahead)
-        if channels > 1:  # they may lie in two lines
-            v.builder.prefetch(v.at(ahead, channels - 1))
+        columns = FETCHED_COLUMNS * self.axes[2].stride * self.pixel
+        for ahead, level in ((columns, 1), (self.strip, 2)):
+            there = v.at(place, ahead)
+            v.builder.prefetch(there, level)
+            if channels > 1:  # they may lie in two lines
+                v.builder.prefetch(v.at(there, channels - 1), level)
 
 
 def input_tile_of(
     v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int
 ) -> InputTile:  # fmt: skip
-    """A copy, unless it would be read but once: where no position meets a second element."""
+    """A copy, unless `is_read_in_place`."""
+    if is_read_in_place(v, axes, apart):
+        return UncopiedInputTile(v, axes, channels, apart, images, lines)
+    return InputTile(v, axes, channels, apart, images, lines)
+
+
+def is_read_in_place(v: Vectors, axes: Axes, apart: int) -> bool:
+    """Return True if a copy would be read but once: where no position meets a second element."""
     once = all(axis.taps <= 1 for axis in axes)
     inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
     aliases = apart * BYTES[v.element] % ALIASING_BYTES == 0
-    if once and inside and not aliases and v.stored == v.element:
-        return UncopiedInputTile(v, axes, channels, apart)
-    return InputTile(v, axes, channels, apart, images, lines)
+    return once and inside and not aliases and v.stored == v.element
 
 
 def _reach(axis: Axis, positions: int) -> int:
@@ -206,13 +215,17 @@ def _reach(axis: Axis, positions: int) -> int:
 
 def strip_extents(
     axes: Axes, channels: int, element_bytes: int, together: tuple[int, int], pixels: int,
-    most_bytes: int,
+    most_bytes: int, in_place: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
 
     Args:
         together: Images and lines come in multiples of these.
+        in_place: True if what lies between the elements that are met is not touched.
     """
+    if in_place:
+        deep, high, wide = (replace(axis, stride=1) for axis in axes)
+        axes = deep, high, wide
     _, high, wide = axes
     images, lines = together
     line = _line_bytes(axes, channels, element_bytes)

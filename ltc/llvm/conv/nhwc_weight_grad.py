@@ -13,12 +13,14 @@ import torch
 
 from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, is_read_in_place, strip_extents
+from ltc.llvm.conv.nhwc_pointwise import weight_gradient_shape
+from ltc.llvm.conv.nhwc_tile import step_cycles
 from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of, near_split
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import (
     STACK_BYTES,
     Epilogue,
@@ -28,9 +30,14 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
+from ltc.llvm.gemm.blocking import Shape
+from ltc.llvm.gemm.kernel import matmul
 
 STRIP_PIXELS = 256  # so many positions pay for the loading and storing of their sums
-STRIP_BYTES = 256 * 1024  # half of a level-2 cache
+# Of a strip of positions whose sums are added to memory: with fewer, that takes more than an eighth of
+# the time, as of so many channels that few positions fit. A product has all positions in registers.
+FEWEST_POSITIONS = 64
+STRIP_BYTES = LEVEL_2_BYTES // 2
 
 
 def channels_last_weight_gradient(
@@ -43,10 +50,20 @@ def channels_last_weight_gradient(
     otherwise as `convolution_weight_gradient`
     """
     body = PartialSums(dtype, geometry, isa)
+    if geometry.is_pointwise and body.strip_positions < FEWEST_POSITIONS:
+        return _product(name, dtype, weight_gradient_shape(geometry), isa, epilogue, operands)
     if body.adds_at_once:
         return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
     last = adding_kernel(name, dtype, isa, body.split, body.row_of, epilogue, operands)
     return KernelSequence((body.kernel(name), last), {"partial": body.split.bytes(body.v.element)})
+
+
+def _product(name, dtype, shape: Shape, isa: Isa, epilogue, operands: int) -> KernelSequence:
+    kernel = matmul(
+        name, dtype, (), (shape.m, shape.n, shape.k), shape.left, shape.right, shape.result, isa,
+        epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("gradient", "operand"),), {})
 
 
 class PartialSums:
@@ -68,11 +85,12 @@ class PartialSums:
         split = image_split(images, self.groups, self.outputs, self.panel, rows)
         self.split = near_split(split, images, v.element)
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
-        self.images, self.lines = strip_extents(
-            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
-        )
-        self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
+        self.images, self.lines = strip_extents(
+            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES,
+            is_read_in_place(v, axes, apart),
+        )  # fmt: skip
+        self.strips = -(-axes[1].count // max(1, self.lines))
         self.input_tile = input_tile_of(v, axes, self.channels, apart, self.images, self.lines)
         self.joins_taps = self.input_tile.taps_touch and self._joining_pays(most)
         self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
@@ -80,7 +98,8 @@ class PartialSums:
         self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
         self.down = 1 if self.joins_lines else axes[1].taps
         self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
-        self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
+        self.blocks = max(1, -(-self.run // most))
+        self.height, self.taller = divmod(self.run, self.blocks)
         # The longest loop is the innermost: where it ends, the processor guesses wrong.
         self.images_last = self.images > axes[2].count
         shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
@@ -96,12 +115,7 @@ class PartialSums:
         wide, channels = self.axes[2], self.channels
         if wide.is_always_inside:
             return True
-        inside = sum(
-            0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
-            for o in range(wide.count)
-            for t in range(wide.taps)
-        )
-        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
+        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * wide.meetings
 
     def row_of(self, column: Index) -> Index:
         """Return where the sums of an element of the flat [C / groups, *kernel] are."""
@@ -111,6 +125,21 @@ class PartialSums:
     @property
     def stack_bytes(self) -> int:
         return self.input_tile.bytes + self.gradient.bytes
+
+    @property
+    def strip_positions(self) -> int:
+        """Return of how many positions a strip's sums are, before they are added to those in memory."""
+        return self.images * self.lines * self.axes[2].count
+
+    @property
+    def cycles(self) -> float:
+        """Return the cycles of all products, where the number of images is known."""
+        positions: float = self.geometry.operand[0] * self.groups * self.split.panels
+        joined = (False, self.joins_lines, self.joins_taps)
+        for axis, is_joined in zip(self.axes, joined):
+            positions *= axis.count if is_joined else axis.meetings
+        low = (self.blocks - self.taller) * step_cycles(self.height, self.vectors)
+        return positions * (low + self.taller * step_cycles(self.height + 1, self.vectors))
 
     @property
     def adds_at_once(self) -> bool:
@@ -201,6 +230,10 @@ class PartialSums:
             column = (panel + number) * self.panel
             output = group * self.outputs + column
             self.gradient.begin(self.pointers[0], output, column, image, deep, line)
+            last = b.value(f"icmp eq i64 {number}, {split.together - 1}")
+            self.gradient.foresee(
+                b.where(last, -(split.together - 1) * self.panel, self.panel), last
+            )
             self.gradient.fill(count, lines)
             self._segments(count, line, lines)
 
@@ -247,6 +280,7 @@ class PartialSums:
             left = v.at(source, self.input_tile.place(n, i, j), v.element)
             ys, result = self.gradient.read(n, i, j), []
             self.input_tile.fetch(left, rows)
+            self.gradient.fetch(n, i, j)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
                 x = v.splat(v.computed_scalar(left, self.input_tile.tap(0, h, 0) + k))
@@ -270,6 +304,7 @@ class PartialSums:
 
 # --- a panel of output channels of the gradient of the result, on [N, *windows, O] ------------
 
+LINE = 64  # bytes of a line of the caches
 FETCHED_PIXELS = 8  # ahead of the one that is read
 
 
@@ -308,6 +343,16 @@ class GradientPanel:
             left = self.outputs - column
             self.masks = [v.first(left - start) for start in self.starts]
 
+    def foresee(self, channels: Index, is_next_strip: str) -> None:
+        """Nothing is asked for before it is read.
+
+        Args:
+            channels: From this panel to the one that is read next, which may be of the next strip.
+        """
+
+    def fetch(self, image: Index, line: Index, column: Index) -> None:
+        """Nothing is asked for before it is read."""
+
     def fill(self, images: Index, lines: Index) -> None:
         """Nothing is copied."""
 
@@ -336,6 +381,20 @@ class CopiedGradientPanel(GradientPanel):
 
     def reserve(self) -> None:
         self.copied = reserved(self.v.builder, max(1, self.size), self.v.element)
+
+    def foresee(self, channels: Index, is_next_strip: str) -> None:
+        """Set where the panel begins that is copied next: strips lie side by side."""
+        strip = self.size // self.panel * self.step
+        ahead = self.v.builder.where(is_next_strip, strip, 0) + channels
+        self.next = self.v.at(self.first, ahead)
+
+    def fetch(self, image: Index, line: Index, column: Index) -> None:
+        """Ask for a position of the next panel, which comes while this one is multiplied."""
+        v = self.v
+        at = image * self.image + (line * self.axes[2].count + column) * self.step
+        here = v.at(self.next, at)
+        for start in range(0, self.panel, max(1, LINE // BYTES[v.stored])):
+            v.builder.prefetch(v.at(here, start), level=2)
 
     def fill(self, images: Index, lines: Index) -> None:
         """Copies so many lines of so many images."""

@@ -13,11 +13,11 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored
-NEAR_SUM_BYTES = 128 * 1024  # a quarter of a level-2 cache
+NEAR_SUM_BYTES = LEVEL_2_BYTES // 4
 WORK_ITEMS = 16  # that a launch falls into, where the images allow it
 
 
@@ -62,13 +62,20 @@ def image_split(images: int, groups: int, outputs: int, panel: int, rows: int) -
 
 
 def near_split(split: ImageSplit, images: int, element: str) -> ImageSplit:
-    """The same with all panels of a group together, if their sums stay near the processor.
+    """The same with as many panels of a group together as have sums that stay near the processor.
 
-    Else, an operand that is multiplied by few outputs at a time comes from afar for each panel.
+    An operand comes from afar for each item that reads it. Items are not fewer than they were, or than
+    are wanted.
     """
-    near = replace(split, together=split.panels, count=max(1, min(images, WORK_ITEMS)))
-    sums = near.panels * near.rows * near.panel * BYTES[element]
-    return near if near.count >= WORK_ITEMS and sums <= NEAR_SUM_BYTES else split
+    row = split.rows * split.panel * BYTES[element]
+    for together in range(split.panels, 1, -1):
+        if split.panels % together == 0 and together * row <= NEAR_SUM_BYTES:
+            parts = split.groups * (split.panels // together)
+            count = max(1, min(images, -(-WORK_ITEMS // max(1, parts))))
+            near = replace(split, together=together, count=count)
+            if near.items >= min(WORK_ITEMS, split.items):
+                return near
+    return split
 
 
 def images_of(chunk: Index, images: Index, chunks: int) -> tuple[Index, Index]:

@@ -26,7 +26,7 @@ from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, LEVEL_3_BYTES_A_CYCLE, Isa
 from ltc.llvm.emit.vectors import (
     STACK_BYTES,
     Epilogue,
@@ -40,8 +40,9 @@ from ltc.support.sizes.extent import Extent
 
 SIDE, TILE, TAPS = 4, 2, 3  # extents of what a tile meets, of its results, and of the kernel
 PLACES = SIDE * SIDE  # numbers of a transformed tile, and of transformed weights
-# Of the transformed tiles of a block, which each panel of outputs reads anew: half of a level-2 cache.
-BLOCK_BYTES = 256 * 1024
+# Of the transformed tiles of a block, which each panel of outputs reads anew: its weights, which pass by,
+# have the other half.
+BLOCK_BYTES = LEVEL_2_BYTES // 2
 FEWEST_TILES = 24  # of a block: fewer would read the transformed weights too often
 LINE = 64  # bytes of a cache line, by which planes are longer: they share no set of a cache
 CHUNK = 32  # channels whose weights are packed, and stay in a level-1 cache to be transformed
@@ -49,15 +50,19 @@ CHUNK = 32  # channels whose weights are packed, and stay in a level-1 cache to 
 # own, which shorter pieces make up for.
 PIECE = 64
 STEPS_TOGETHER = 4  # channels of one turn
-# Instructions of the transforms of a vector: loads, additions, shuffles and stores. They hardly overlap
-# with what waits for the next level of cache, so each counts as a cycle.
-PIXEL_CYCLES = 24 + 32 + 16
-RESULT_CYCLES = 16 + 16 + 24 + 4  # with the stores of its sums
-WEIGHT_CYCLES = 18 + 28 + 36 + 25
 WEIGHT_FLOPS = 28
-# Transformed weights of more bytes come from beyond a level-2 cache for each block: cycles of a vector.
-NEAR_BYTES, FAR_CYCLES = 1024 * 1024, 4
-WORTH_ANOTHER_WAY = 1.2  # the counts leave out some of the waiting for memory
+
+
+def vector_cycles(loads: int, arithmetic: int, stores: int) -> float:
+    """Return the cycles of a vector's transform: as of multiply-adds, two instructions make one, but a
+    store is alone.
+    """
+    return (loads + arithmetic) / 2 + stores
+
+
+PIXEL_CYCLES = vector_cycles(16, 32, 16)
+RESULT_CYCLES = vector_cycles(16, 24, 4 + 16)  # with the stores of its sums
+WEIGHT_CYCLES = vector_cycles(18, 28 + 36, 25)  # 28: shuffles of what is packed
 WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
 
 
@@ -81,7 +86,7 @@ def winograd_input_gradient(
 
 def is_convolution_faster(dtype: torch.dtype, geometry: Geometry, isa: Isa) -> bool:
     """Return True if `winograd_convolution` computes it, and in fewer cycles than the direct one."""
-    return is_possible(dtype, geometry) and _Sum.forward(geometry).is_faster(dtype, isa)
+    return is_possible(dtype, geometry) and _Sum.forward(geometry).gain(dtype, isa) > 1
 
 
 def is_input_gradient_faster(dtype: torch.dtype, geometry: Geometry, isa: Isa) -> bool:
@@ -89,7 +94,7 @@ def is_input_gradient_faster(dtype: torch.dtype, geometry: Geometry, isa: Isa) -
     if not is_possible(dtype, geometry):
         return False
     body, v = _Sum.gradient(geometry), Vectors(Builder(), isa, dtype)
-    return not sums_across_lanes(v, geometry, body.axes) and body.is_faster(dtype, isa)
+    return not sums_across_lanes(v, geometry, body.axes) and body.gain(dtype, isa) > 1
 
 
 def is_possible(dtype: torch.dtype, geometry: Geometry) -> bool:
@@ -130,16 +135,18 @@ class _Sum:
         kernels = weights.kernel(name), tiles.kernel(name, operand, operands)
         return KernelSequence(kernels, {"transformed": tiles.layout.weight_bytes})
 
-    def is_faster(self, dtype: torch.dtype, isa: Isa) -> bool:
-        """Compare cycles, without those that both have; the batch counts only where it is known."""
+    def gain(self, dtype: torch.dtype, isa: Isa) -> float:
+        """Return how often its cycles go into those of direct sums, without what both do.
+
+        The batch counts only where it is known.
+        """
         v, sizes = Vectors(Builder(), isa, dtype), self.sizes
         images = 1 if isinstance(sizes.images, Extent) else sizes.images
         direct = sizes.left * tile_cycles(
             tile_of(v, sizes, self.axes), self.axes, sizes.right, v.width, images
         )
         tiles = _TileProducts(dtype, self, isa, None)
-        fits = tiles.stack_bytes <= STACK_BYTES
-        return fits and WORTH_ANOTHER_WAY * tiles.cycles(images) < direct
+        return direct / max(1.0, tiles.cycles(images)) if tiles.stack_bytes <= STACK_BYTES else 0.0
 
 
 class WeightLayout:
@@ -169,6 +176,11 @@ def _register_block(right: int, isa: Isa, lanes: int) -> tuple[int, int]:
         return cycles, (vectors + height) / (vectors * height)  # of equal ones, that of fewer loads
 
     return min(((n, most_rows(isa, n)) for n in panel_widths(isa)), key=cost)
+
+
+def _cycles_from_afar(size: int) -> float:
+    """Return the cycles that so many bytes take if no level-2 cache holds them."""
+    return size / LEVEL_3_BYTES_A_CYCLE if size > LEVEL_2_BYTES else 0.0
 
 
 class _Weights:
@@ -356,10 +368,13 @@ class _TileProducts:
         products = PLACES * step * sizes.left
         around = left * PIXEL_CYCLES + right * RESULT_CYCLES
         weights = sizes.left * right
-        cycles = tiles * (products + around) + weights * WEIGHT_CYCLES
-        if PLACES * weights * v.width * BYTES[v.element] > NEAR_BYTES:
-            cycles += PLACES * weights * FAR_CYCLES * (1 + -(-tiles // self.block))
-        return cycles
+        far_weights = _cycles_from_afar(PLACES * weights * v.width * BYTES[v.element])
+        blocks = -(-tiles // self.block)
+        # Weights are read in their order: they come while others are multiplied, or are waited for.
+        multiplied = max(tiles * products, blocks * far_weights)
+        read_anew = blocks * layout.panels * _cycles_from_afar(self.tiles.bytes)
+        made = weights * WEIGHT_CYCLES + 2 * far_weights  # a line comes before it is written
+        return multiplied + read_anew + tiles * around + made
 
     def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
         sizes, layout = self.sizes, self.layout

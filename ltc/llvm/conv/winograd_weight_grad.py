@@ -8,14 +8,14 @@ Channels fall into blocks, and tiles into chunks, whose sums are kept apart and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
-from ltc.llvm.conv.axes import Axes, Axis, forward_axes
+from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_tile import most_rows, panel_widths, step_cycles
+from ltc.llvm.conv.nhwc_weight_grad import PartialSums
 from ltc.llvm.conv.split_images import ImageSplit, adding_kernel, images_of
 from ltc.llvm.conv.winograd import (
     LINE,
@@ -24,16 +24,15 @@ from ltc.llvm.conv.winograd import (
     SIDE,
     TAPS,
     TILE,
-    WEIGHT_CYCLES,
     WORK_ITEMS,
-    WORTH_ANOTHER_WAY,
     PixelTiles,
     is_possible,
+    vector_cycles,
 )
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.isa import LEVEL_2_BYTES, LEVEL_3_BYTES_A_CYCLE, Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -47,7 +46,9 @@ from ltc.support.sizes.extent import Extent
 CHANNELS = 64  # of a block: of so many others is each transformed number a factor
 TOGETHER = 16  # tiles that are added one by one: short sums make up for errors of the transforms
 FORM = "float"  # of all numbers
-GRADIENT_CYCLES = 4 + 12 + 16  # instructions of a vector's transform: loads, additions and stores
+GRADIENT_CYCLES = vector_cycles(4, 12, 16)
+TAP_CYCLES = vector_cycles(0, 35, 9)  # beside the loads and additions of the sums of each chunk
+SUM_CYCLES = vector_cycles(1, 1, 1)  # of a sum that is added to those in memory
 
 
 def winograd_weight_gradient(
@@ -72,28 +73,16 @@ def winograd_weight_gradient(
 
 def is_weight_gradient_faster(dtype: torch.dtype, geometry: Geometry, isa: Isa) -> bool:
     """Return True if `winograd_weight_gradient` computes it, and in fewer cycles than the direct one."""
-    if not is_possible(dtype, geometry):
-        return False
+    return is_possible(dtype, geometry) and gain(dtype, geometry, isa) > 1
+
+
+def gain(dtype: torch.dtype, geometry: Geometry, isa: Isa) -> float:
+    """Return how often its cycles go into those of direct sums, without what both do."""
     if isinstance(geometry.operand[0], Extent):  # the choice is that of one image
         geometry = replace(geometry, operand=(1, *geometry.operand[1:]))
     v, axes = Vectors(Builder(), isa, dtype), forward_axes(*geometry.window)
-    transformed = Plan.of(geometry, v).cycles(geometry, axes, v)
-    return WORTH_ANOTHER_WAY * transformed < direct_cycles(geometry, axes, v)
-
-
-def direct_cycles(geometry: Geometry, axes: Axes, v: Vectors) -> float:
-    """Return the cycles of direct sums: a position meets, at each tap that is inside, all channels."""
-    outputs, channels = geometry.weight[:2]
-    met = math.prod(_positions_met(axis) for axis in axes[1:])
-    vectors, height = _register_block(outputs, channels, v)
-    step = -(-outputs // (vectors * v.width)) * step_cycles(height, vectors) / height
-    return geometry.operand[0] * met * channels * step
-
-
-def _positions_met(axis: Axis) -> int:
-    """Return at how many positions an element is met, over all taps."""
-    first, extent = axis.first, axis.extent
-    return sum(0 <= o + first + t < extent for o in range(axis.count) for t in range(TAPS))
+    direct = PartialSums(dtype, geometry, isa).cycles
+    return direct / max(1.0, Plan.of(geometry, v).cycles(geometry, axes, v))
 
 
 def _register_block(outputs: int, channels: int, v: Vectors) -> tuple[int, int]:
@@ -160,12 +149,22 @@ class Plan:
     def cycles(self, geometry: Geometry, axes: Axes, v: Vectors) -> float:
         """Return the cycles of all kernels."""
         tiles = geometry.operand[0] * -(-axes[1].count // TILE) * -(-axes[2].count // TILE)
-        rows = self.blocks * self.channels
+        rows, vectors = self.blocks * self.channels, self.panels * self.vectors
         step = step_cycles(self.height, self.vectors) / self.height
-        around = self.groups * rows / v.width * PIXEL_CYCLES
-        around += self.blocks * self.panels * self.vectors * GRADIENT_CYCLES
-        weights = rows * self.panels * self.vectors * (WEIGHT_CYCLES + PLACES * self.chunks)
-        return tiles * (PLACES * rows * self.panels * step + around) + weights
+        products = PLACES * rows * self.panels * step
+        sums = PLACES * rows * vectors
+        added = max(products, sums * self._waited_for(v) / TOGETHER) + sums * SUM_CYCLES / TOGETHER
+        pixels = self.groups * self.blocks * -(-self.channels // v.width) * PIXEL_CYCLES
+        around = pixels + self.blocks * vectors * GRADIENT_CYCLES
+        back = rows * vectors * (TAP_CYCLES + PLACES * self.chunks)
+        return tiles * (added + around) + back
+
+    def _waited_for(self, v: Vectors) -> float:
+        """Return the cycles in which a vector of an item's sums is read and written, if that is afar."""
+        of_item = self.of_chunk // (self.blocks * self.groups) * BYTES[FORM]
+        if of_item <= LEVEL_2_BYTES:
+            return 0.0
+        return 2 * v.width * BYTES[FORM] / LEVEL_3_BYTES_A_CYCLE
 
 
 class _TileSums:

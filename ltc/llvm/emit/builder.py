@@ -193,9 +193,10 @@ class Builder:
             return pointer
         return self.value(f"getelementptr inbounds {element}, ptr {pointer}, i64 {offset}")
 
-    def prefetch(self, pointer: str) -> None:
+    def prefetch(self, pointer: str, level: int = 1) -> None:
+        """Ask for a line of memory; `level`: of the cache that it should come to, 1 to 3."""
         self.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
-        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {4 - level}, i32 1)")
 
     # --- control ---------------------------------------------------------------------------------
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # What lies so far apart shares one set of the first-level cache, which holds 8 to 12 lines.
-ALIASING_BYTES = 4096
+ALIASING_BYTES, LINES_OF_A_SET = 4096, 8
+# Of a level-2 cache: no less on most processors, so that what takes half of it leaves room for the rest.
+# What a kernel does follows from it, so it is no fact of one machine: programs and bits would differ.
+LEVEL_2_BYTES = 512 * 1024
+LEVEL_3_BYTES_A_CYCLE = 16  # that come from the cache behind it, of what is read in order
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ alone, so that nearly all batch sizes have one text.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from ltc.llvm.emit.dtype import BYTES, FORMS
-from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
+from ltc.llvm.emit.isa import ALIASING_BYTES, LEVEL_2_BYTES, LINES_OF_A_SET, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
 from ltc.support.sizes.choices import by_sample, least, most
 from ltc.support.sizes.extent import Extent, number_now
 
-PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
+PACKED_BYTES = LEVEL_2_BYTES // 2  # of one packed panel
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
 # Of a left operand whose rows are adjacent each step along K may be in another page. Of so many
 # steps, all blocks of a panel take a few before the next ones come.
@@ -31,6 +32,7 @@ MOST_PAIRED_BLOCKS = 8
 STRIP_STEPS, STRIP_BLOCKS, STRIP_PANELS = 384, 16, 32
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
+MOST_STREAMS = 16  # of memory that are read side by side
 DOT_TILE = 4  # rows and columns whose products are summed side by side along K
 # Up to so many rows, and from so many steps for each, packing a right operand costs more than
 # adding up the lanes of each sum.
@@ -138,6 +140,7 @@ class GemmPlan:
         vectors: The width of a panel in vectors.
         height: Rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1.
         by_dots: Few rows by a transposed right operand: its rows are read once, as dot products.
+        streams: So many of its rows at most are read side by side.
         by_dot_tiles: Some rows by a transposed right operand: read in place, summed along K.
         pairs: Pairs of bfloat16 along K share a lane.
         packs: A panel is copied to memory of this thread before it is used.
@@ -161,6 +164,7 @@ class GemmPlan:
     vectors: int
     height: int
     by_dots: bool
+    streams: int
     by_dot_tiles: bool
     pairs: bool
     packs: bool
@@ -235,6 +239,7 @@ def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_transposed: bool) -> 
         vectors=vectors,
         height=height,
         by_dots=by_dots,
+        streams=_streams(dtype, shape) if by_dots else 0,
         by_dot_tiles=_is_by_dot_tiles(dtype, isa, shape),
         pairs=pairs,
         packs=packs,
@@ -263,6 +268,15 @@ def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
     if isinstance(shape.m, Extent) or isinstance(shape.n, Extent):
         return False  # its text is for so many rows and columns alone
     return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
+
+
+def _streams(dtype: torch.dtype, shape: Shape) -> int:
+    """Return how many rows of the right operand are read side by side: of a set of the first-level
+    cache they take half of the lines, so that those that come early are not evicted before they are read.
+    """
+    apart = number_now(shape.right.column) * dtype.itemsize
+    sets = ALIASING_BYTES // math.gcd(apart, ALIASING_BYTES)
+    return min(MOST_STREAMS, sets * (LINES_OF_A_SET // 2))
 
 
 def _is_by_dot_tiles(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:

@@ -14,7 +14,6 @@ from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 PREFETCHED_ROWS = 16
 FAR_BYTES = 2048  # between elements that no processor foresees
 LINE_BYTES = 64
-MOST_STREAMS = 16  # of memory that are read side by side
 
 
 class ProductBlock:
@@ -131,7 +130,7 @@ class Dots:
         self.together = 1
         while plan.rows * self.together * 2 <= v.isa.registers // 2:
             self.together *= 2
-        self.together = min(self.together, v.width, MOST_STREAMS)
+        self.together = min(self.together, v.width, plan.streams)
 
     def sums(self, left: str, right: str, column: Index, depth: Index) -> None:
         """The sums of the columns from `column` on, one vector of them for each row."""
