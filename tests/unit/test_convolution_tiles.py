@@ -79,9 +79,12 @@ def test_a_gradient_whose_strips_have_few_positions_is_a_product(channels, is_pr
     assert ("partial" in made.kernels[0].arguments) != is_product
 
 
-@pytest.mark.parametrize("channels, stride", [(24, 1), (24, 2), (1500, 1)])
-def test_panels_together_add_up_to_the_gradient(channels, stride):
-    geometry = pointwise(21, channels, 50, 9, stride)
+@pytest.mark.parametrize("images, channels, outputs, stride", [
+    (21, 24, 50, 1), (21, 24, 50, 2), (21, 1500, 50, 1),
+    (1, 16, 1024, 2),  # all images in one chunk, and several panels together
+])  # fmt: skip
+def test_panels_together_add_up_to_the_gradient(images, channels, outputs, stride):
+    geometry = pointwise(images, channels, outputs, 9, stride)
     x, gradient = torch.randn(geometry.operand), torch.randn(geometry.result)
     exact = torch.ops.aten.convolution_backward(
         gradient.double(), x.double(), torch.zeros(geometry.weight).double(), None,

@@ -143,9 +143,9 @@ class PartialSums:
 
     @property
     def adds_at_once(self) -> bool:
-        """Return True if a task has all terms of a panel, in memory of its own."""
+        """Return True if a task has all terms of one panel, in memory of its own."""
         needed = self.stack_bytes + self.split.rows * self.panel * BYTES[self.v.element]
-        return self.split.count == 1 and needed <= STACK_BYTES
+        return self.split.count == self.split.together == 1 and needed <= STACK_BYTES
 
     def kernel(self, name: str) -> GeneratedKernel:
         """The partial sums: "gradient", "operand", "partial"."""
