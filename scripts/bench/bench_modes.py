@@ -96,7 +96,9 @@ class Steps:
         while self._settles(lambda: step().item()):
             pass
         run = self._repeating(step)
-        while self._settles(lambda: run(self.least_steps)):  # a step that is not read may be another path
+        while self._settles(
+            lambda: run(self.least_steps)
+        ):  # a step that is not read may be another path
             pass
         each = self._time(run, self.least_steps) / 1e3
         return run, max(self.least_steps, int(self.turn_seconds / max(each, 1e-6)))
