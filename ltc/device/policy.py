@@ -92,12 +92,13 @@ class Path(Junction):
         weight: The calls that take as long as what its program has saved; None where it was not followed.
         in_core: True if the core has followed it, or would have.
         is_of_reads: True if a read has ended it the last time.
+        follows: How often it was followed since it was summed up.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
     __slots__ = (
         "returns", "program", "places", "is_followed", "ends_in_core", "weight", "calls",
-        "in_core", "is_of_reads",
+        "in_core", "is_of_reads", "follows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Path(Junction):
         self.places: dict[Path, Junction] = {}
         self.is_followed = self.in_core = self.is_of_reads = False
         self.weight: int | None = None
-        self.ends_in_core, self.calls = True, 0
+        self.ends_in_core, self.calls, self.follows = True, 0, 0
 
     def place_behind(self, path: Path) -> Junction:
         """Return the place behind a path that came behind this one."""
@@ -136,11 +137,12 @@ class PathsAlike:
     def ended(self, path: Path, is_worth_symbols: bool, is_short: bool) -> None:
         """One of them has ended, which was noted; a short one is worth no program however often it comes."""
         self.returns += is_worth_symbols and path.returns == 0
-        self._ends += 1
-        self._commonest = max(self._commonest, path.returns + 1)
+        follows, path.follows = min(path.follows, MAX_PAUSE), 0
+        self._commonest = max(self._commonest + follows, path.returns + 1)
         # Of so many sizes, equally common, each program would lie idle most of the time.
-        times = MIN_RUN if is_short else 2 * MAX_IDLE_PROGRAMS * self._commonest
-        self.are_alike = not is_worth_symbols and self._ends > times
+        times = 2 * MAX_IDLE_PROGRAMS * self._commonest
+        self._ends = min(self._ends, times) + 1  # no more count: one that is common later is found
+        self.are_alike = not is_worth_symbols and self._ends > (MIN_RUN if is_short else times)
 
 
 class Policy:
@@ -361,6 +363,7 @@ class Policy:
         """
         self._note_place(path, behind)
         path.returns += 1
+        path.is_of_reads = is_of_reads
         self._hits = self._hits + 1 if _is_ready(path) and self._pays(path, is_alone=False) else 0
         self._count_new(path.returns == 0 and not joins)
         self._count_short(weight, is_of_reads)
@@ -400,6 +403,7 @@ class Policy:
         place = self._note_place(path, behind)
         path.weight = 0 if has_left_core and place.backoff == MAX_PAUSE else weight
         path.in_core, path.is_of_reads = in_core, is_of_reads
+        path.follows += 1
         self._hits = self._hits + 1 if self._pays(path, is_alone=False) else 0
         if not path.is_followed:
             path.is_followed, self._idle = True, max(0, self._idle - 1)

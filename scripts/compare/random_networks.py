@@ -55,8 +55,10 @@ SETTINGS = {
 }
 
 
-def compile_at(level: int) -> None:
-    """The level of LLVM's code generation in this process."""
+def compile_at(level: int | None) -> None:
+    """The level of LLVM's code generation in this process; None: the one that users have."""
+    if level is None:
+        return
     from ltc.llvm.compiler import llvm_binding
 
     llvm_binding.OPTIMIZATION = level
@@ -156,8 +158,9 @@ class Worker:
 
     def _process(self, what: str, first: int, count: int) -> subprocess.Popen:
         command = [sys.executable, __file__, what, str(first), "--count", str(count)]
+        level = [] if self.level is None else ["--level", str(self.level)]
         return subprocess.Popen(
-            [*command, "--level", str(self.level)],
+            [*command, *level],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -327,10 +330,10 @@ def main() -> int:
     parser.add_argument("--small-steps", action="store_true", help=small)
     parser.add_argument("--batch", type=int, default=BATCH, help="networks that a process tries")
     level = (
-        "of LLVM's code generation: at 0 the same kernels are compiled in half the time, and XLA's "
-        "programs in three quarters"
+        "of LLVM's code generation, in place of the one that users have: at 0 the same kernels are "
+        "compiled in half the time, and XLA's programs in three quarters"
     )
-    parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)
+    parser.add_argument("--level", type=int, choices=(0, 1, 2, 3), help=level)
     done = "a file that gets a line for each network: those that it names are not run again"
     parser.add_argument("--done", default="", help=done)
     parser.add_argument("--every", type=float, default=60, help="seconds between lines")

@@ -475,6 +475,48 @@ def test_ends_of_ever_other_sizes_settle_alike_but_for_a_common_one(quick_calls)
     assert ends(policy.Path()) is not policy.Settles.ALIKE
 
 
+def test_a_short_path_that_ends_at_marks_is_followed_again_after_a_read_of_it(quick_calls):
+    path = policy.Path()
+    path.program = SimpleNamespace(is_ready=True, is_kept=True)
+    decides, weight, found = policy.Policy(sketches=True), LAUNCH_CALLS - 4, []
+    for is_read in (False, False, True, False, False, False):
+        begins = decides.begin(path)
+        if begins is Begin.FOLLOW:
+            decides.followed(path, path, weight, is_read, True)
+        else:
+            decides.sketched(path, path, weight, -1, is_read, None, True)
+        found.append(begins is Begin.FOLLOW)
+    assert found == [True, True, True, False, True, True]
+
+
+def alike_after(sizes: policy.PathsAlike, path: policy.Path) -> bool:
+    path.returns += 1
+    sizes.ended(path, is_worth_symbols=False, is_short=False)
+    return sizes.are_alike
+
+
+def test_a_size_that_is_followed_in_runs_is_common():
+    """Where it is followed, no sum of it is heard: the others come as often, and not more."""
+    sizes, common, found = policy.PathsAlike(), policy.Path(), []
+    for _ in range(40):
+        common.follows += 48
+        found.append(alike_after(sizes, common))
+        found += [alike_after(sizes, policy.Path()) for _ in range(50)]
+    assert not any(found)
+    for _ in range(100):  # it is rare from now on
+        common.follows += 1
+        found = [alike_after(sizes, policy.Path()) for _ in range(1000)]
+        alike_after(sizes, common)
+    assert found[-1]
+
+
+@pytest.mark.parametrize("others", [20, 2000, 200_000])
+def test_a_size_that_is_common_late_is_found_after_any_number_of_others(others):
+    sizes, common = policy.PathsAlike(), policy.Path()
+    assert [alike_after(sizes, policy.Path()) for _ in range(others)][-1]
+    assert [alike_after(sizes, common) for _ in range(3)] == [True, False, False]
+
+
 def test_short_ends_settle_alike_at_once_and_those_of_a_path_of_symbols_never(quick_calls):
     behind = policy.Path()
     for weight, of_symbols, first in ((2, -1, policy.MIN_RUN), (60, 60, None)):

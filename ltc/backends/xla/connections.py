@@ -7,11 +7,13 @@ that it launches, for which they have waited as for any collective of ltc's, LTC
 
 An exchange of JAX's goes round in a circle, and has no limit of time: where a process dies, its two
 neighbours hear of it, and the others wait for those. So a process that hears of a failure ends its own
-connections, of which JAX gives none out: they are those that are new once JAX has connected.
+connections, of which JAX gives none out: they are those that are new once JAX has connected. One that
+another thread opens at that moment counts as one of them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -63,12 +65,17 @@ def connect(mesh: ReplicaMesh, groups: Iterable[Groups]) -> None:
 
 
 def end() -> None:
-    """End the connections, so that no process waits in an exchange with this one."""
+    """End the connections, so that no process waits in an exchange with this one.
+
+    A program that is launched after that fails where it connects, and says so.
+    """
     tcp_connections.end(_of_jax)
     _of_jax.clear()
+    _connected.clear()
 
 
 collective_runner.ENDS.append(end)
+os.register_at_fork(after_in_child=_of_jax.clear)  # they are the parent's, which a child would end
 
 
 def _is_needed(mesh: ReplicaMesh) -> bool:
