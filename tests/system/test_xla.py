@@ -18,6 +18,8 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.backends.interface import BackendRegistrar
 from ltc.debug import metrics
+from ltc.device.evidence import hints
+from ltc.device.recording.tensors import current_device
 from ltc.errors import OutOfMemory, VerificationError
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
@@ -234,6 +236,16 @@ def test_an_error_of_memory_says_what_was_asked_for(text, asked):
     told = computation.as_told(RuntimeError(f"RESOURCE_EXHAUSTED: Out of memory while {text}"))
     assert isinstance(told, OutOfMemory)
     assert told.nbytes == asked
+
+
+def test_a_hint_runs_no_kernel_of_pytorchs_on_the_devices_values():
+    with config.override(LTC_CHECK="0", **XLA), metrics.counted() as grown:
+        given = torch.rand(3).to("ltc") * 2
+        ltm.mark_step(wait=True)
+        given.index_fill_(0, torch.zeros(1, dtype=torch.long, device="ltc"), 0.5)
+        assert hints.kernel_time(current_device().recorder()) is None
+        assert given[0].item() == 0.5
+    assert "Fault" not in " ".join(grown)
 
 
 def test_the_host_runs_ahead_by_as_many_programs_as_are_allowed():

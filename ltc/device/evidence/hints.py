@@ -43,6 +43,7 @@ from ltc.explaining import faults, history
 from ltc.explaining.explanation import Explanation
 from ltc.explaining.user_stack import UserFrame
 from ltc.runtime.background import compile_behind
+from ltc.runtime.transfers import capabilities
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import spans
 from ltc.support.torch_private import FILE_OF_OPS
@@ -198,9 +199,10 @@ def kernel_time(recorder: Any) -> int | None:
     Their results are dropped, and the CPU's stream of random numbers is set back.
 
     Returns:
-        None if a call has no kernel that makes the recorded result: it begins with undefined memory, say.
+        None if a call has no kernel that makes the recorded result: it begins with undefined memory, say; or if the
+        values are on a device that PyTorch's kernels do not reach.
     """
-    if recorder.last.of is not None or recorder.exchanges:
+    if recorder.last.of is not None or recorder.exchanges or not capabilities().host_tensors:
         return None
     stream = torch.get_rng_state()
     try:
