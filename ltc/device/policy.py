@@ -92,7 +92,7 @@ class Path(Junction):
         weight: The calls that take as long as what its program has saved; None where it was not followed.
         in_core: True if the core has followed it, or would have.
         is_of_reads: True if a read has ended it the last time.
-        follows: How often it was followed since it was summed up.
+        follows: The number of times that it was followed since it was summed up.
         calls: The most calls that were counted along it: the core counts the steps of a recurrence.
     """
 
