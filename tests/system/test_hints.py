@@ -168,8 +168,10 @@ def test_the_end_of_a_sample_leaves_a_profile_that_the_user_has_begun(loop, monk
 
     monkeypatch.setenv("LTC_HINTS", "1")
     hints._watch.stop_sample()  # a loop of the tests before may be in the midst of one
+    hints.compile_behind.wait()  # or have programs on their way
     watch, theirs = hints._ThreadLoops(), cProfile.Profile()
     taken(loop, 2_000, 0)
+    loop.begin_window()
     watch._begin_sample(loop)
     assert watch.is_sampling
     if sys.version_info >= (3, 12):  # there is one place for both, which is taken
