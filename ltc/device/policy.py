@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 MIN_RETURNS = 1  # times a path comes back before its program is asked for
 MAX_IDLE_PROGRAMS = 8  # programs that nothing has followed yet; with more, a path returns once more
-LAUNCH_CALLS = (
-    16  # calls that take as long as a launch and a read of its result; half of them, a launch
-)
+LAUNCH_CALLS = 16  # calls in the time of a launch and a read of its result: half is the launch
 CALLS_OF_CORE = 6  # calls that take as long in the core as one in Python
 BYTES_OF_A_CALL = 150_000  # that are written in the time of a call
 SHORT_PATHS = 8  # paths in a row as short as that, after which calls are not noted
