@@ -10,6 +10,7 @@ from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc import channels_last_input_gradient
 from ltc.llvm.conv.nhwc_tile import tile_shape
 from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
+from ltc.llvm.conv.nhwc_window_tile import WindowTile
 from ltc.llvm.emit.isa import AVX2, AVX512, LEVEL_2_BYTES
 from ltc.llvm.ops.dispatch import prefers_channels_last
 from tests.unit.llvm_kernels import HOST, run_all
@@ -54,12 +55,39 @@ def test_an_operand_is_read_for_as_many_panels_as_have_small_sums(
     assert together == 1 or together * channels * sums.panel * 4 <= LEVEL_2_BYTES // 4
 
 
-def test_a_strip_read_in_place_counts_the_elements_that_it_touches():
-    geometry = pointwise(4, 256, 512, 56, 2)
+@pytest.mark.parametrize("stride, padding, dilation, groups, is_apart", [
+    (3, 0, 1, 1, True), (4, 0, 1, 1, True),
+    (2, 0, 1, 1, False),  # windows overlap
+    (3, 1, 1, 1, False),  # they meet padding
+    (5, 0, 2, 1, False), (3, 0, 1, 2, False),  # their lines are no runs of elements
+])  # fmt: skip
+def test_windows_that_do_not_overlap_are_copied_in_the_order_of_reading(
+    stride, padding, dilation, groups, is_apart
+):
+    reach = dilation * 2 + 1
+    windows = (30 + 2 * padding - reach) // stride + 1
+    geometry = Geometry(
+        (4, 16, 30, 30), (8, 16 // groups, 3, 3), (4, 8, windows, windows),
+        (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups,
+    )  # fmt: skip
     sums = PartialSums(torch.float32, geometry, AVX2)
-    assert sums.lines * 28 * 256 * 4 <= LEVEL_2_BYTES // 2 < 2 * sums.lines * 28 * 256 * 4
-    copied = PartialSums(torch.float32, pointwise(4, 1024, 512, 56, 2), AVX2)  # lines share sets
-    assert copied.input_tile.bytes <= LEVEL_2_BYTES // 2 or copied.lines == 1
+    assert isinstance(sums.windows, WindowTile) == is_apart
+
+
+@pytest.mark.parametrize(
+    "channels, kernel, stride", [(256, 1, 2), (3, 16, 16), (64, 1, 1), (24, 2, 5)]
+)
+def test_a_strip_of_windows_counts_their_elements_alone(channels, kernel, stride):
+    windows = (112 - kernel) // stride + 1
+    geometry = Geometry(
+        (4, channels, 112, 112), (64, channels, kernel, kernel), (4, 64, windows, windows),
+        (stride,) * 2, (0, 0), (1, 1), 1,
+    )  # fmt: skip
+    sums = PartialSums(torch.float32, geometry, AVX2)
+    line = windows * kernel * kernel * channels * 4
+    assert line <= sums.lines * line <= LEVEL_2_BYTES // 2
+    assert sums.strip_positions >= 256 or (sums.lines + 1) * line > LEVEL_2_BYTES // 4
+    assert sums.windows.bytes < 1.2 * sums.lines * line + 4 * channels * kernel * kernel * 16
 
 
 def test_what_a_panel_reads_next_is_asked_for_while_another_is_multiplied():

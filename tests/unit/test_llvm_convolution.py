@@ -190,6 +190,12 @@ LAST_CASES = CASES | {
     "channel_totals_3d": (1, 4, 20, (5, 6, 7), (3, 2, 3), 1, 1, 1, 1),
     "one_channel_padded": (3, 1, 40, (50, 40), (3, 3), 1, 1, 1, 1),
     "few_channels_of_groups": (5, 6, 51, (9, 8), (2, 2), 2, 1, 1, 3),
+    "windows_apart": (3, 5, 33, (13, 14), (2, 3), 3, 0, 1, 1),
+    "windows_apart_in_strips": (2, 40, 12, (61, 50), (1, 1), 2, 0, 1, 1),
+    "windows_apart_of_groups": (4, 22, 18, (9, 11), (1, 1), 3, 0, 1, 2),
+    "windows_side_by_side": (2, 3, 20, (32, 32), (16, 16), 16, 0, 1, 1),
+    "windows_apart_3d": (2, 7, 9, (5, 7, 9), (2, 2, 2), 2, 0, 1, 1),
+    "windows_apart_1d": (5, 130, 4, (31,), (3,), 4, 0, 1, 1),
 }
 
 

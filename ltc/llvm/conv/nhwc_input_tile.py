@@ -15,7 +15,6 @@ from ltc.llvm.emit.isa import ALIASING_BYTES
 from ltc.llvm.emit.vectors import Vectors, reserved
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
-FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies
 
 
 def ascending(axes: Axes) -> Axes:
@@ -147,9 +146,6 @@ class InputTile:
         (_, high, wide) = self.axes
         return d * self.plane + h * (high.step * self.line) + w * (wide.step * self.pixel)
 
-    def fetch(self, place: str, channels: int) -> None:
-        """A copy is near."""
-
     @property
     def taps_touch(self) -> bool:
         """Return True if the channels of all taps of a line are one run."""
@@ -165,8 +161,6 @@ class UncopiedInputTile(InputTile):
         self.pixel, self.line = apart, wide.extent * apart
         self._depth = high.extent * self.line
         self.plane, self.image = deep.step * self._depth, deep.extent * self._depth
-        is_whole = lines >= high.count
-        self.strip = images * self.image if is_whole else lines * high.stride * self.line
         self.bytes = 0
 
     def reserve(self) -> None:
@@ -179,16 +173,6 @@ class UncopiedInputTile(InputTile):
         at = first * self.image + deep * (axis.stride * self._depth)
         at = at + line * (high.stride * self.line) + channel
         self.memory = v.at(operand, at)
-
-    def fetch(self, place: str, channels: int) -> None:
-        """Asks for so many channels of a column some way from one's place, and for the next strip's."""
-        v = self.v
-        columns = FETCHED_COLUMNS * self.axes[2].stride * self.pixel
-        for ahead, level in ((columns, 1), (self.strip, 2)):
-            there = v.at(place, ahead)
-            v.builder.prefetch(there, level)
-            if channels > 1:  # they may lie in two lines
-                v.builder.prefetch(v.at(there, channels - 1), level)
 
 
 def input_tile_of(

@@ -13,9 +13,10 @@ import torch
 
 from ltc.llvm.conv.axes import Axes, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, is_read_in_place, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents
 from ltc.llvm.conv.nhwc_pointwise import weight_gradient_shape
 from ltc.llvm.conv.nhwc_tile import step_cycles
+from ltc.llvm.conv.nhwc_window_tile import SharedTile, WindowTile, are_apart, closed_up
 from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of, near_split
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
@@ -86,36 +87,20 @@ class PartialSums:
         self.split = near_split(split, images, v.element)
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
         apart = self.channels * self.groups
+        is_apart = are_apart(axes, self.groups == 1)
         self.images, self.lines = strip_extents(
-            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES,
-            is_read_in_place(v, axes, apart),
+            closed_up(axes) if is_apart else axes, self.channels, BYTES[v.element], (1, 1),
+            STRIP_PIXELS, STRIP_BYTES,
         )  # fmt: skip
         self.strips = -(-axes[1].count // max(1, self.lines))
-        self.input_tile = input_tile_of(v, axes, self.channels, apart, self.images, self.lines)
-        self.joins_taps = self.input_tile.taps_touch and self._joining_pays(most)
-        self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
-        self.across = 1 if self.joins_taps else axes[2].taps
-        self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
-        self.down = 1 if self.joins_lines else axes[1].taps
-        self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
-        self.blocks = max(1, -(-self.run // most))
-        self.height, self.taller = divmod(self.run, self.blocks)
+        windows = WindowTile if is_apart else SharedTile
+        self.windows = windows(v, axes, self.channels, apart, self.images, self.lines, most)
         # The longest loop is the innermost: where it ends, the processor guesses wrong.
         self.images_last = self.images > axes[2].count
         shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
         self.gradient: GradientPanel = CopiedGradientPanel(*shape, self.images, self.lines)
-        if self.split.rows <= min(most, self.run):
+        if self.split.rows <= min(most, self.windows.rows.run):
             self.gradient = GradientPanel(*shape)
-
-    def _joining_pays(self, most: int) -> bool:
-        """Return True if blocks of rows fill the registers better if they cross from tap to tap.
-
-        Otherwise, the columns at which a tap lies in the padding are left out.
-        """
-        wide, channels = self.axes[2], self.channels
-        if wide.is_always_inside:
-            return True
-        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * wide.meetings
 
     def row_of(self, column: Index) -> Index:
         """Return where the sums of an element of the flat [C / groups, *kernel] are."""
@@ -124,7 +109,7 @@ class PartialSums:
 
     @property
     def stack_bytes(self) -> int:
-        return self.input_tile.bytes + self.gradient.bytes
+        return self.windows.bytes + self.gradient.bytes
 
     @property
     def strip_positions(self) -> int:
@@ -135,11 +120,11 @@ class PartialSums:
     def cycles(self) -> float:
         """Return the cycles of all products, where the number of images is known."""
         positions: float = self.geometry.operand[0] * self.groups * self.split.panels
-        joined = (False, self.joins_lines, self.joins_taps)
+        rows, joined = self.windows.rows, (False, self.windows.joins_lines, self.windows.joins_taps)
         for axis, is_joined in zip(self.axes, joined):
             positions *= axis.count if is_joined else axis.meetings
-        low = (self.blocks - self.taller) * step_cycles(self.height, self.vectors)
-        return positions * (low + self.taller * step_cycles(self.height + 1, self.vectors))
+        low = (rows.blocks - rows.taller) * step_cycles(rows.height, self.vectors)
+        return positions * (low + rows.taller * step_cycles(rows.height + 1, self.vectors))
 
     @property
     def adds_at_once(self) -> bool:
@@ -176,7 +161,7 @@ class PartialSums:
         require_stack(self.stack_bytes, "convolution")
         if not (split.items and split.rows):
             return
-        self.input_tile.reserve()
+        self.windows.reserve()
         self.gradient.reserve()
 
         def item(number: Index, _) -> None:
@@ -223,7 +208,7 @@ class PartialSums:
         lines: Index = self.lines
         if high.count % self.lines:
             lines = least(self.lines, high.count - line)
-        self.input_tile.copy(self.pointers[1], group * self.channels, image, count, deep, line)
+        self.windows.copy(self.pointers[1], group * self.channels, image, count, deep, line, lines)
 
         def one(number: Index, _) -> None:
             self.partial = v.at(self.sums, number * (split.rows * split.panel), v.element)
@@ -241,29 +226,26 @@ class PartialSums:
 
     def _segments(self, count: Index, line: Index, lines: Index) -> None:
         """The rows of sums of one panel, tap by tap, over the positions of a strip."""
-        v, b, (_, high, wide) = self.v, self.b, self.axes
-        split = (self.height + 1) * self.taller
+        v, b, (_, high, wide), windows = self.v, self.b, self.axes, self.windows
 
         def segment(d: Index, h: Index, w: Index, _) -> None:
             down: tuple[Index, Index] = (0, lines)
-            if not self.joins_lines:
+            if not windows.joins_lines:
                 first, end = (x - line for x in high.positions_inside(h))
                 down = most(0, first), least(lines, end)
-            across = (0, wide.count) if self.joins_taps else wide.positions_inside(w)
+            across = (0, wide.count) if windows.joins_taps else wide.positions_inside(w)
             tap = (d * high.taps + h) * wide.taps + w
-            source = v.at(self.input_tile.memory, self.input_tile.tap(d, h, w), v.element)
             target = v.at(self.partial, tap * (self.channels * self.panel), v.element)
 
             def block(rows: int, k: Index, _) -> None:
-                here = v.at(source, k, v.element)
+                here = windows.block(d, h, w, k)
                 there = v.at(target, k * self.panel, v.element)
                 self._block(here, there, rows, count, down, across)
 
-            for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
-                if low < end:
-                    b.loop(low, end, rows, [], functools.partial(block, rows))
+            for rows, low, end in windows.rows.kinds:
+                b.loop(low, end, rows, [], functools.partial(block, rows))
 
-        b.nest((self.axes[0].taps, self.down, self.across), [], segment)
+        b.nest((self.axes[0].taps, windows.down, windows.across), [], segment)
 
     def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
         """Add the positions of a strip to the sums of a few rows.
@@ -277,13 +259,11 @@ class PartialSums:
         order = (1, 2, 0) if self.images_last else (0, 1, 2)
 
         def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
-            left = v.at(source, self.input_tile.place(n, i, j), v.element)
+            left = v.at(source, self.windows.place(n, i, j, rows), v.element)
             ys, result = self.gradient.read(n, i, j), []
-            self.input_tile.fetch(left, rows)
             self.gradient.fetch(n, i, j)
             for r in range(rows):
-                h, k = divmod(r, self.line_run)
-                x = v.splat(v.computed_scalar(left, self.input_tile.tap(0, h, 0) + k))
+                x = v.splat(v.computed_scalar(left, self.windows.row(r)))
                 for u, y in enumerate(ys):
                     result.append(v.multiply_add(x, y, values[r * count + u]))
             return result
