@@ -23,6 +23,7 @@ import numpy as np
 
 from ltc.backends.xla import packed_state
 from ltc.backends.xla.compiled_graph import ScalarGroup
+from ltc.backends.xla.numbers import DTYPES
 
 XLA = {"LTC_BACKEND": "xla"}
 
@@ -227,6 +228,17 @@ def test_numbers_that_stay_are_sent_once_and_a_zeros_sign_is_another_number():
     assert isinstance(first, np.ndarray)
     assert second is third
     assert np.signbit(np.asarray(group.array([-0.0])))[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_a_number_of_every_dtype_stays_until_it_is_another(dtype):
+    group = ScalarGroup({dtype: (0, 2)}, stays=True)
+    _, second, third = (group.array([1, None, 0]) for _ in range(3))
+    assert second is third
+    for numbers in ([0, None, 0], [0, None, 1]):
+        found = group.array(numbers)
+        assert found.dtype == dtype
+        assert found.tolist() == [numbers[0], numbers[2]]
 
 
 def test_cpu_tensors_without_dimensions_are_numbers_too():

@@ -7,6 +7,7 @@ the old values back, and no device has to be asked before anything is written.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,22 +54,31 @@ class ScalarGroup:
         self._readers = [(dtype, elements_at(chosen)) for dtype, chosen in slots.items()]
         self.dtype = _WORD if len(slots) > 1 else next(iter(slots))
         self.size = sum(map(len, slots.values()))
+        codes = [_CODES.get(dtype.kind, "") * len(chosen) for dtype, chosen in slots.items()]
+        self._pack = struct.Struct("".join(codes)).pack if all(codes) else None
+        self._all = elements_at([slot for chosen in slots.values() for slot in chosen])
         self._last: tuple[bytes, Array | None] = b"", None
 
     def array(self, scalars: Sequence[Any]) -> Array:
         """The array of a launch's scalars: on the device, if they are those of the launch before."""
-        parts = [np.array(read(scalars), dtype) for dtype, read in self._readers]
-        made = parts[0] if len(parts) == 1 else np.concatenate([part.view(_WORD) for part in parts])
         if not self._stays:
-            return made
-        bits, (last, there) = made.tobytes(), self._last
+            return self._made(scalars)
+        if self._pack is None:
+            bits = self._made(scalars).tobytes()
+        else:  # quicker than arrays are made
+            bits = self._pack(*self._all(scalars))
+        last, there = self._last
         if bits != last:
             self._last = bits, None
-            return made
+            return self._made(scalars)
         if there is None:
-            there = jax.device_put(made)
+            there = jax.device_put(self._made(scalars))
             self._last = bits, there
         return there
+
+    def _made(self, scalars: Sequence[Any]) -> np.ndarray:
+        parts = [np.array(read(scalars), dtype) for dtype, read in self._readers]
+        return parts[0] if len(parts) == 1 else np.concatenate([part.view(_WORD) for part in parts])
 
     def by_slot(self, array: Array) -> Iterator[tuple[int, Array]]:
         """Yield each slot and its number."""
@@ -82,6 +92,7 @@ class ScalarGroup:
 
 
 _WORD = np.dtype(np.int64)
+_CODES = {"f": "d", "V": "d", "i": "q", "u": "Q", "b": "?"}  # V: bfloat16; no complex ones
 _HAVE_WIDE_BITS = (
     "cpu",
     "gpu",
