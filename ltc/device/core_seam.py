@@ -232,17 +232,27 @@ def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSess
     if gradient_views.running:
         return  # it may have to be independent when the backward ends
     links = tuple([told_of(*link) for link in view.chain])
-    if None in links or not hasattr(base, "number_in_core") or not is_plain_now():
+    if None in links or not is_plain_now():
         return
-    if not base.is_in_core:
-        shown = torch.ops.ltc_core.numbered(base.number_in_core)
-        host = None if shown is None else _let_go(base, storage_of(shown), session)
-        if host is None:
-            return
-        torch.ops.ltc_core.hold(shown, host)
-        _have_in_core(base, base.number_in_core)
+    if not base.is_in_core and not _hold(base, session):
+        return
     if torch.ops.ltc_core.join(tensor, base.number_in_core, links):
         _have_in_core(view, number)
+
+
+def _hold(base: State, session: ImmediateSession | None) -> bool:
+    """The core has the value of a view's base from now on; False where it stays here."""
+    if not hasattr(base, "number_in_core") or not (base.value or base.buffer):
+        return False
+    shown = torch.ops.ltc_core.numbered(base.number_in_core)
+    if shown is None:  # of the base only views are left, which hold its new storage together
+        shown = base.device.new_tensor(*base.type)
+        storage_of(shown).lazy = base
+    host = _let_go(base, storage_of(shown), session) if shown is not False else None
+    if host is None:
+        return False
+    _have_in_core(base, torch.ops.ltc_core.hold(shown, host))
+    return True
 
 
 def _have_in_core(state: State, number: int) -> None:

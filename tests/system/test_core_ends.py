@@ -522,3 +522,101 @@ def test_a_copy_of_what_is_computed_is_followed():
         found = run("ltc")
     torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
     assert CORE.followed() - before > 5 * 40
+
+
+@pytest.mark.parametrize("event", [
+    "steady", "base gone", "view of a view", "write to base", "write to view", "view made again", "base read",
+])  # fmt: skip
+def test_a_step_that_reads_views_from_before_the_loop_is_followed(event):
+    """The core was given none of their bases: it has the views alone."""
+
+    def run(device: str) -> list[Any]:
+        torch.manual_seed(6)
+        table, labels = (
+            torch.randn(8, 4, 6).double().to(device),
+            torch.randn(8, 4).double().to(device),
+        )
+        weight = torch.randn(6, 1).double().to(device).requires_grad_()
+        x, y = table.reshape(32, 6), labels.view(-1, 1)
+        if event == "view of a view":
+            x, y = x[4:], y[4:].view(28, 1)
+        if event == "base gone":
+            del table, labels
+        found = []
+        for number in range(STEPS):
+            h = x @ weight
+            for _ in range(6):
+                h = (h * 1.1).tanh() + 0.1 * y
+            loss = (h - y).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+                weight.grad.zero_()
+                if event == "write to view":
+                    x.mul_(0.99)
+                if number >= LATE and number % 3 == 0:
+                    if event == "write to base":
+                        table[0].add_(1)
+                    if event == "view made again":
+                        x = y = None
+                        x, y = table.reshape(32, 6), labels.view(-1, 1)
+                    if event == "base read":
+                        found.append(table.sum().item())
+            if device != "cpu":
+                ltm.mark_step()
+                compile_behind.wait()
+            found.append(loss.item())
+        found += [weight.detach().cpu(), x.cpu()]
+        if event not in ("base gone", "view of a view"):
+            del x, y
+            found += [table.cpu(), labels.cpu()]  # the core had these with the views
+        return found
+
+    before = CORE.followed()
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    assert CORE.followed() - before > 5 * 20
+    assert grown["TracksLearned"]
+
+
+@pytest.mark.parametrize("kind", ["chosen", "written", "summed into", "several", "mask"])
+def test_a_step_whose_indices_are_on_the_cpu_is_followed(kind):
+    """As where batches are drawn by torch.randperm: they come to the device as its other inputs do."""
+
+    def run(device: str) -> list[Any]:
+        torch.manual_seed(7)
+        table, total = (
+            torch.randn(40, 6).double().to(device),
+            torch.zeros(40, 6).double().to(device),
+        )
+        found = []
+        for number in range(STEPS):
+            order = torch.randperm(40)
+            chosen = torch.zeros(40, dtype=torch.bool)
+            chosen[order[:9]] = True
+            if kind == "several":
+                made = table[order[:9], order[:9] % 6]
+            else:
+                made = table[chosen if kind == "mask" else order[:9]]
+            for _ in range(20):
+                made = (made * 1.01).sin() + 0.1
+            if kind == "written":
+                total[order[:9]] = made
+            if kind == "summed into":
+                total.index_put_((order[:9] // 2,), made, accumulate=True)
+            if device != "cpu":
+                ltm.mark_step()
+                compile_behind.wait()
+            found.append(made.cpu())
+        with pytest.raises(IndexError, match="out of (bounds|range)"):
+            table[torch.tensor([3, 40])].cpu()
+        return [*found, total.cpu()]
+
+    before = CORE.followed()
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    if kind != "mask":  # where the size of what is chosen is Python's to find out
+        assert CORE.followed() - before > 5 * 20
+        assert grown["TracksLearned"]

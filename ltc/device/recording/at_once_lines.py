@@ -342,9 +342,9 @@ def _view_lines(signature: Signature) -> list[str]:
         return [
             "values = [computed(recorder, x, n) for x, n in zip(made, entry.call.results)]",
             f"links = links_of(signature, link_of(signature, [{', '.join(names)}], made), len(made))",
-            "return link_views(recorder, state0, values, links)",
+            "return link_views(recorder, a0, values, links)",
         ]
     link = f"(overload, ({''.join(f'{name}, ' for name in names[1:])}), no_keywords, None)"
     if any(a.keyword_only for a in arguments) or signature.op == "aten::expand":
         link = f"(*link_of(signature, [{', '.join(names)}], made), None)"
-    return [f"return link_view(recorder, state0, computed(recorder, made, entry.value), {link})"]
+    return [f"return link_view(recorder, a0, computed(recorder, made, entry.value), {link})"]

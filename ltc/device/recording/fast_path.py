@@ -329,8 +329,8 @@ def _result_lines(signature: Signature) -> list[str]:
     arguments, written = signature.arguments, signature.written
     if signature.is_view:
         if signature.returns == ("Tensor",):
-            return ["return link_view(recorder, state0, entry.value, entry.link)"]
-        return ["return link_views(recorder, state0, entry.call.results, entry.link)"]
+            return ["return link_view(recorder, a0, entry.value, entry.link)"]
+        return ["return link_views(recorder, a0, entry.call.results, entry.link)"]
     if len(written) == 1 and arguments[written[0]].kind == TENSOR and signature.returns_written:
         lines = _write_lines(f"state{written[0]}", "entry.value")
     elif written:

@@ -296,7 +296,7 @@ def _views(
     recorder: Recorder, signature: Signature, values: Any, made: Any, parts: Sequence[Any]
 ) -> Any:
     links = links_of(signature, link_of(signature, values, made), len(parts))
-    return link_all(recorder, signature, storage_of(values[0]).lazy, parts, links)
+    return link_all(recorder, signature, values[0], parts, links)
 
 
 def _all_computed(recorder: Recorder, made: Sequence[Any], noted: Iterator[Any]) -> list:

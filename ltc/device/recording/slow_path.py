@@ -31,7 +31,6 @@ from ltc.device.recording.signature import (
     Argument,
     Signature,
 )
-from ltc.device.recording.state import State
 from ltc.device.recording.strides import repeats
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import (
@@ -501,7 +500,7 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry: Any)
     if signature.returns_written:
         return signature.returned(values)
     if signature.is_view:
-        return _views(recorder, signature, state_of(values[0], recorder.device), entry)
+        return _views(recorder, signature, values[0], entry)
     return wrap_all(recorder, signature, list(results))
 
 
@@ -522,10 +521,11 @@ def _assign(
     write(state_of(tensor, recorder.device), value)
 
 
-def _views(recorder: Recorder, signature: Signature, state: State, entry: Any):
+def _views(recorder: Recorder, signature: Signature, viewed: torch.Tensor, entry: Any):
+    state_of(viewed, recorder.device)  # there may be none yet
     values = entry.call.results
     entry.link = links_of(signature, _link(entry.call), len(values))
-    return link_all(recorder, signature, state, values, entry.link)
+    return link_all(recorder, signature, viewed, values, entry.link)
 
 
 def _link(call: Call) -> tuple:

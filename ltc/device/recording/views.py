@@ -14,17 +14,19 @@ import torch
 
 from ltc.aten.call import Call, CallResult
 from ltc.aten.value_views import changes_values
+from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.immediate.computed import ComputedValue
 from ltc.device.immediate.notes import written_key
 from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
-from ltc.device.recording.state import State
+from ltc.device.recording.state import State, is_second
 from ltc.device.recording.strides import REFUSAL, overlaps
 from ltc.device.recording.sync import value_of
 from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.torch_device import storage_of
 from ltc.device.user_line import user_line
+from ltc.native.core import CORE
 from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
 aten = torch.ops.aten
@@ -41,7 +43,9 @@ def link_by(
     return overload, args, kwargs
 
 
-def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple) -> torch.Tensor:
+def link_view(
+    recorder: Recorder, viewed: torch.Tensor, value: CallResult, link: tuple
+) -> torch.Tensor:
     """A tensor that is a view of `viewed`: `value` now, `link` applied to it ever after."""
     # Without replay autograd would use as_strided, of which always-contiguous tensors know nothing.
     # C++ is asked each time: a flag set inside a backward is undone by the engine.
@@ -57,19 +61,30 @@ def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple)
         tensor = recorder.new_tensor(typed.shape, typed.dtype)
     storage_of(tensor).lazy = state = State()
     state.value, state.device, state.buffer = value, recorder.device, None
-    if viewed.base is None:
-        state.base, state.chain = viewed, (link,)
+    of: State = storage_of(viewed).lazy
+    if of.base is None:
+        state.base, state.chain = of, (link,)
+        if CORE is not None and not hasattr(of, "number_in_core"):
+            _number(of, viewed)
     else:
-        state.base, state.chain = viewed.base, (*viewed.chain, link)
-    viewed.add_view(state)
+        state.base, state.chain = of.base, (*of.chain, link)
+    of.add_view(state)
     recorder.live.append(state)
     if gradient_views.running:
         gradient_views.watch(state)
     return tensor
 
 
+def _number(state: State, tensor: torch.Tensor) -> None:
+    """Let the core find the base of a view, should it be given the view alone."""
+    if is_plain_now() and not is_second(tensor):
+        number = torch.ops.ltc_core.number(tensor)
+        if number:
+            state.number_in_core = number
+
+
 def link_views(
-    recorder: Recorder, viewed: State, values: Sequence[CallResult], links: list[tuple]
+    recorder: Recorder, viewed: torch.Tensor, values: Sequence[CallResult], links: list[tuple]
 ) -> list[torch.Tensor]:
     """All that one call makes of `viewed`, as `unbind` does."""
     return [link_view(recorder, viewed, value, link) for value, link in zip(values, links)]
@@ -85,7 +100,7 @@ def links_of(signature: Signature, link: tuple, count: int) -> Any:
 def link_all(
     recorder: Recorder,
     signature: Signature,
-    viewed: State,
+    viewed: torch.Tensor,
     values: Sequence[CallResult],
     links: Any,
 ) -> Any:

@@ -333,6 +333,17 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
   return true;
 }
 
+// Numbers on the CPU by which a tensor here is indexed come to the device first, as Python brings them. Which elements
+// a mask on the CPU chooses, Python finds there.
+void bring_indices(IValue* given, int place) {
+  if (given[0].toTensor().device() != device_zero()) return;
+  auto indices = given[place].toOptionalTensorList().copy();
+  for (size_t i = 0; i < indices.size(); i++)
+    if (const auto x = indices.get(i); x && x->defined() && x->is_cpu() && x->scalar_type() == at::kLong)
+      indices.set(i, x->to(device_zero()));
+  given[place] = std::move(indices);
+}
+
 // True if the call was one that the walk expects, and nothing is left to do.
 bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
   auto next = Walk::Next::PASSED;
@@ -351,6 +362,7 @@ bool followed(Overload& overload, Session& session, torch::jit::Stack* stack) {
 
 void CallKernel::operator()(const c10::OperatorHandle&, DispatchKeySet, torch::jit::Stack* stack) {
   Session& session = this_thread();
+  if (overload.indices >= 0) bring_indices(&(*stack)[stack->size() - overload.kinds.size()], overload.indices);
   if (session.gate.follows() && !session.depth) {
     const Copy copy(overload, *stack);
     const auto* read = copy.is_read ? held_by(*copy.self) : nullptr;

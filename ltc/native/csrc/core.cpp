@@ -64,18 +64,26 @@ CallKernel* kernel_of(const std::string& name) {
   return found == kernels.end() ? nullptr : found->second;
 }
 
-// The tensor of a number, which has no value here; None where it is gone, or a view.
+// The number of a tensor; 0 where the memory is somebody else's.
+void number_tensor(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  auto* held = attached(torch::jit::pop(*stack).toTensor());
+  stack->push_back(held ? number_of(*held) : 0);
+}
+
+// The tensor of a number, which has no value here; False where it has one, or is a view; None where it is gone.
 void numbered_tensor(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto storage = numbered(torch::jit::pop(*stack).toInt());
   const auto* held = held_by(storage.get());
   const bool is_free = held && !held->host.defined() && !held->is_walked && !held->base;
-  stack->push_back(is_free ? IValue(empty_over(storage)) : IValue());
+  stack->push_back(is_free ? IValue(empty_over(storage)) : held ? IValue(false) : IValue());
 }
 
-// (tensor, value): the core has it from now on.
+// (tensor, value) -> its number: the core has the value from now on.
 void hold(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   Tensor host = torch::jit::pop(*stack).toTensor();
-  held_by(torch::jit::pop(*stack).toTensor())->hold(std::move(host));
+  auto* held = attached(torch::jit::pop(*stack).toTensor());
+  held->hold(std::move(host));
+  stack->push_back(number_of(*held));
 }
 
 // (tensor, number of its base, links as `links_of` gives them) -> whether the core has the view's value from now on.
@@ -128,8 +136,9 @@ void ltc_define() {
   auto& own = library(torch::Library::DEF, "ltc_core", std::nullopt);
   own.def("end_walk(int session) -> Any", torch::CppFunction::makeFromBoxedFunction<&end_walk>());
   own.def("walked_view(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&walked_view>());
+  own.def("number(Tensor tensor) -> int", torch::CppFunction::makeFromBoxedFunction<&number_tensor>());
   own.def("numbered(int number) -> Any", torch::CppFunction::makeFromBoxedFunction<&numbered_tensor>());
-  own.def("hold(Tensor tensor, Tensor value) -> ()", torch::CppFunction::makeFromBoxedFunction<&hold>());
+  own.def("hold(Tensor tensor, Tensor value) -> int", torch::CppFunction::makeFromBoxedFunction<&hold>());
   own.def("join(Tensor tensor, int base, Any links) -> bool", torch::CppFunction::makeFromBoxedFunction<&join>());
   own.def("take(int storage) -> Any", torch::CppFunction::makeFromBoxedFunction<&take>());
   own.def("take_numbered(int number) -> Any", torch::CppFunction::makeFromBoxedFunction<&take_numbered>());

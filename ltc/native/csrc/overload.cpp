@@ -44,6 +44,7 @@ Overload::Overload(const c10::OperatorHandle& handle) : handle(handle) {
     kinds.push_back(kind_of(argument));
     writes.push_back(argument.alias_info() && argument.alias_info()->isWrite());
     has_writes |= writes.back();
+    if (kinds.back() == Kind::OPTIONAL_TENSORS) indices = int(kinds.size()) - 1;
     takes_lists |= kinds.back() == Kind::TENSORS || kinds.back() == Kind::OPTIONAL_TENSORS;
     is_factory &= kinds.back() == Kind::OTHER || kinds.back() == Kind::DEVICE;
   }

@@ -46,6 +46,7 @@ struct Overload {
   std::vector<bool> writes;
   std::vector<int> returned;  // of each return: which written argument it is, or -1
   bool is_view = false, has_writes = false, takes_lists = false;
+  int indices = -1;  // the argument that has a tensor's indices
   bool is_factory = true;  // it takes no tensors
   // Where autograd adds up gradients: it adds in place if nothing but it holds the sum, which depends on
   // who has made that. Null of other overloads.

@@ -160,6 +160,7 @@ Word Learner::word_of(const Tensor& tensor) {
   }
   seen_.push_back(tensor);
   if (held->walk != walk_) {
+    if (!held->host.defined()) lend_view(tensor, *held);
     note_old_views(*held);
     for (const auto& [view, how] : old_views_)
       if (view._unsafe_get_target() == held->storage) return word_of_view(tensor, Word(how));
