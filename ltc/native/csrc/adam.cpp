@@ -88,8 +88,7 @@ bool run_adam(const torch::jit::Stack& host) {
   std::vector<c10::List<Tensor>> all;
   for (size_t k = 0; k < lists; k++) all.push_back(host[k].toTensorList());
   const size_t count = all[0].size();
-  for (const auto& list : all)
-    if (list.size() != count) return false;
+  for (const auto& list : all) if (list.size() != count) return false;
   for (size_t i = 0; i < count; i++) {
     std::vector<Tensor> update;
     for (const auto& list : all) update.push_back(list.get(i));

@@ -20,8 +20,7 @@ Session& this_thread() {
 bool may_overlap(const Tensor& host) {
   if (host.is_non_overlapping_and_dense() || host.numel() < 2) return false;
   c10::SmallVector<std::pair<int64_t, int64_t>, 5> dims;  // stride, extent
-  for (int64_t k = 0; k < host.dim(); k++)
-    if (host.size(k) > 1) dims.emplace_back(host.stride(k), host.size(k));
+  for (int64_t k = 0; k < host.dim(); k++) if (host.size(k) > 1) dims.emplace_back(host.stride(k), host.size(k));
   std::sort(dims.begin(), dims.end());
   int64_t reach = 1;
   for (const auto& [stride, extent] : dims) {
@@ -169,10 +168,8 @@ class Call {
           return true;
         }
         return false;
-      case Kind::TENSORS:
-        return !given.isTensorList() ? keep(given) : add_list(given, i);
-      case Kind::OPTIONAL_TENSORS:
-        return !given.isList() ? keep(given) : add_optional(given);
+      case Kind::TENSORS: return !given.isTensorList() ? keep(given) : add_list(given, i);
+      case Kind::OPTIONAL_TENSORS: return !given.isList() ? keep(given) : add_optional(given);
       case Kind::DEVICE:
         if (given.isNone()) {
           if (overload_.is_factory) return false;  // Python knows which device is meant
@@ -183,8 +180,7 @@ class Call {
           return false;
         host_.emplace_back(c10::Device(c10::kCPU));
         return true;
-      case Kind::OTHER:
-        break;
+      case Kind::OTHER: break;
     }
     return keep(given);
   }
@@ -336,7 +332,6 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
 // Numbers on the CPU by which a tensor here is indexed come to the device first, as Python brings them. Which elements
 // a mask on the CPU chooses, Python finds there.
 void bring_indices(IValue* given, int place) {
-  if (given[0].toTensor().device() != device_zero()) return;
   auto indices = given[place].toOptionalTensorList().copy();
   for (size_t i = 0; i < indices.size(); i++)
     if (const auto x = indices.get(i); x && x->defined() && x->is_cpu() && x->scalar_type() == at::kLong)

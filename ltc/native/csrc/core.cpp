@@ -177,8 +177,7 @@ int64_t ltc_register() {
 int64_t ltc_left(char* text, int64_t size) {
   std::string all;
   for (const auto& [name, one] : kernels)
-    if (const auto count = one->overload.left_to_python.load())
-      all += name + " " + std::to_string(count) + "\n";
+    if (const auto count = one->overload.left_to_python.load()) all += name + " " + std::to_string(count) + "\n";
   if (int64_t(all.size()) < size) std::copy_n(all.c_str(), all.size() + 1, text);
   return int64_t(all.size());
 }

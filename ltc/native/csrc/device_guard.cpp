@@ -6,21 +6,18 @@
 namespace ltc {
 namespace {
 
-using c10::Device;
-using c10::Stream;
-
 // Answers as torch's guard for devices in Python does: there is one stream, on which nothing waits.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1> {
-  Device exchangeDevice(Device) const override { return device_zero(); }
-  Device getDevice() const override { return device_zero(); }
-  Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, device_zero()); }
-  Stream getNewStream(Device, int) const override { return Stream(Stream::DEFAULT, device_zero()); }
-  Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, device_zero()); }
-  void record(void**, const Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
-  void block(void*, const Stream&) const override {}
+  at::Device exchangeDevice(at::Device) const override { return device_zero(); }
+  at::Device getDevice() const override { return device_zero(); }
+  at::Stream getStream(at::Device) const noexcept override { return at::Stream(at::Stream::DEFAULT, device_zero()); }
+  at::Stream getNewStream(at::Device one, int) const override { return getStream(one); }
+  at::Stream exchangeStream(at::Stream) const noexcept override { return getStream(device_zero()); }
+  void record(void**, const at::Stream&, const at::DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const at::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
+  bool queryStream(const at::Stream&) const override { return true; }
+  void synchronizeStream(const at::Stream&) const override {}
 };
 
 }  // namespace

@@ -145,8 +145,7 @@ int64_t Launch::run(const Exit& exit, const std::vector<Tensor>& hosts, const st
   *address++ = exit.constants;
   *address++ = 0;
   *address++ = reinterpret_cast<int64_t>(memory(block_here, exit.block_bytes));
-  for (const auto& cell : exit.cells)
-    if (!cell.holds(numbers[cell.number], frame)) return NOT_LAUNCHED;
+  for (const auto& cell : exit.cells) if (!cell.holds(numbers[cell.number], frame)) return NOT_LAUNCHED;
   return reinterpret_cast<int64_t (*)(int64_t, int64_t*, int64_t)>(exit.run)(kernels, frame, threads);
 }
 
@@ -189,8 +188,7 @@ int64_t Walk::launched(const Exit& exit, const Launch& launch) {
   is_over_ = true;
   for (const auto& storage : all)
     if (auto* held = held_by(storage.get()); held && held->base && held->is_walked) derive(*held);
-  for (const auto& storage : all)
-    if (storage) leave(*held_by(storage.get()));
+  for (const auto& storage : all) if (storage) leave(*held_by(storage.get()));
   inputs_.clear();
   return LAUNCHED;
 }

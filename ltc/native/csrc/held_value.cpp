@@ -152,8 +152,7 @@ std::vector<Storage> relatives(HeldValue& held) {
   std::lock_guard<std::mutex> lock(changes);
   if (!held.family) all.push_back(Storage::reclaim_copy(held.storage));
   else
-    for (const auto& one : held.family->members)
-      if (auto storage = one.lock()) all.push_back(std::move(storage));
+    for (const auto& one : held.family->members) if (auto storage = one.lock()) all.push_back(std::move(storage));
   return all;
 }
 

@@ -24,10 +24,9 @@ Function* found(const char* name) { return reinterpret_cast<Function*>(dlsym(RTL
 
 // Of a frame: a reference to drop.
 struct Frames {
-  void* (*first)(void*) = found<void*(void*)>("PyThreadState_GetFrame");
-  void* (*behind)(void*) = found<void*(void*)>("PyFrame_GetBack");
-  void* (*code_of)(void*) = found<void*(void*)>("PyFrame_GetCode");
-  void* (*globals_of)(void*) = found<void*(void*)>("PyFrame_GetGlobals");
+  using Of = void*(void*);
+  Of *first = found<Of>("PyThreadState_GetFrame"), *behind = found<Of>("PyFrame_GetBack");
+  Of *code_of = found<Of>("PyFrame_GetCode"), *globals_of = found<Of>("PyFrame_GetGlobals");
   void* (*item)(void*, const char*) = found<void*(void*, const char*)>("PyDict_GetItemString");
   const char* (*text)(void*) = found<const char*(void*)>("PyUnicode_AsUTF8");
   void (*drop)(void*) = found<void(void*)>("Py_DecRef");

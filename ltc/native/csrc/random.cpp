@@ -241,8 +241,7 @@ void keep_program(uint64_t key, const Tensor& drawn) {
 }
 
 bool run_random(const Overload& overload, Stack& host) {
-  for (const auto& one : host)
-    if (one.isGenerator()) return false;
+  for (const auto& one : host) if (one.isGenerator()) return false;
   if (overload.rule & BY_PROGRAM) return run_program(overload, host);
   const auto found = KERNELS.find(overload.name);
   return found == KERNELS.end() ? run_seeded(overload, host) : found->second(host);

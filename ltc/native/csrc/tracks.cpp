@@ -77,8 +77,7 @@ void for_each_written(const Overload& overload, const torch::jit::Stack& stack, 
     if (!overload.writes[i]) continue;
     const IValue& given = stack[first + i];
     if (given.isTensor()) use(given.toTensor());
-    else if (given.isTensorList())
-      for (const IValue& part : given.toListRef()) use(part.toTensor());
+    else if (given.isTensorList()) for (const IValue& part : given.toListRef()) use(part.toTensor());
   }
 }
 
@@ -211,12 +210,10 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   const size_t operands = seen_.size();
   for (size_t i = first; i < stack.size(); i++) {
     if (stack[i].isTensor() && stack[i].toTensor().defined()) seen_.push_back(stack[i].toTensor());
-    else if (stack[i].isTensorList())
-      for (const IValue& one : stack[i].toListRef()) seen_.push_back(one.toTensor());
+    else if (stack[i].isTensorList()) for (const IValue& one : stack[i].toListRef()) seen_.push_back(one.toTensor());
   }
   const size_t made = seen_.size() - operands;
-  if (step.overload->has_writes)
-    for (size_t i = 0; i < operands; i++) add_family(held_by(seen_[i])->name);
+  if (step.overload->has_writes) for (size_t i = 0; i < operands; i++) add_family(held_by(seen_[i])->name);
   const auto ids = learned_values(seen_, numbers_, operands, made, new_inputs_, step.overload->is_view);
   is_refused_ = ids.empty() || ids[0] < 0;
   if (is_refused_) return;
@@ -328,8 +325,7 @@ bool Walk::matches(const Word& word, const IValue& given) {
   if (word.is != Word::Is::LIST || !given.isList()) return false;
   const auto parts = given.toListRef();
   if (parts.size() != word.parts.size()) return false;
-  for (size_t i = 0; i < parts.size(); i++)
-    if (!matches(word.parts[i], parts[i])) return false;
+  for (size_t i = 0; i < parts.size(); i++) if (!matches(word.parts[i], parts[i])) return false;
   return true;
 }
 
