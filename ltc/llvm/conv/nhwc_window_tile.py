@@ -7,7 +7,6 @@ they are a few elements of every pixel, and pixels lie so far apart that they sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ltc.llvm.conv.axes import Axes
@@ -130,10 +129,11 @@ class WindowTile:
         """Copy the elements of one line of a window to all blocks."""
         v, run = self.v, self.rows.run
 
-        def block(rows: int, k: Index, mask_of: Callable[[int], str | None]) -> None:
+        def block(rows: int, k: Index, left: int | None) -> None:
             to = v.at(target, k * self.line + position * rows, v.element)
             for start in range(0, rows, v.width):
-                value = v.load(v.at(source, k), start, mask_of(start))
+                mask = None if left is None else v.first(left - start)
+                value = v.load(v.at(source, k), start, mask)
                 v.store_computed(value, to, start)
 
         for rows, low, end in self.rows.kinds:
@@ -143,13 +143,13 @@ class WindowTile:
 
             def several(k: Index, _, rows: int = rows) -> None:
                 for i in range(UNROLLED):
-                    block(rows, k + i * rows, lambda start: None)
+                    block(rows, k + i * rows, None)
 
             v.builder.loop(low, together, UNROLLED * rows, [], several)
             for k in range(together, safe, rows):
-                block(rows, k, lambda start: None)
+                block(rows, k, None)
             for k in range(safe, end, rows):  # a vector would end behind the run
-                block(rows, k, lambda start, k=k: v.first(run - k - start))
+                block(rows, k, run - k)
 
     def block(self, d: Index, h: Index, w: Index, k: Index) -> str:
         """Return where the block is that begins at row k of a line of taps; `w` is 0."""
