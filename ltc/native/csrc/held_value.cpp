@@ -1,13 +1,15 @@
 #include "held_value.h"
 
+#include <c10/core/AutogradState.h>
+
 namespace ltc {
 namespace {
 
 auto& numbers = *new std::unordered_map<int64_t, WeakStorage>;  // outlives every tensor
 
 Tensor tensor_over(c10::Storage storage, c10::IntArrayRef sizes, caffe2::TypeMeta dtype) {
-  auto made = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), DispatchKeySet(DispatchKey::PrivateUse1), dtype);
+  const DispatchKeySet keys(DispatchKey::PrivateUse1);
+  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, dtype);
   auto* impl = made.unsafeGetTensorImpl();
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_contiguous(sizes);  // they begin as [0]
   return made;
@@ -19,12 +21,10 @@ void forget(Family& family, const HeldValue& held) {
 }
 
 // A storage's Python object holds it, once Python has looked at it; in older versions of torch it does not count.
-template <class Slot>
-auto python_holders(const Slot& slot, int) -> decltype(slot.load_pyobj(), size_t()) {
+template <class Slot> auto python_holders(const Slot& slot, int) -> decltype(slot.load_pyobj(), size_t()) {
   return slot.load_pyobj() != nullptr;
 }
-template <class Slot>
-size_t python_holders(const Slot&, long) { return 0; }
+template <class Slot> size_t python_holders(const Slot&, long) { return 0; }
 
 size_t holders_of(const Tensor& host) {
   const auto* storage = host.storage().unsafeGetStorageImpl();
@@ -107,6 +107,9 @@ Tensor view_of(const Tensor& shown, Tensor host, std::shared_ptr<const Link> lin
 }
 
 void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const Link> link, bool is_copy) {
+  // Without replay autograd would use as_strided, which takes an offset that no tensor here has. As Python's views do:
+  // a flag that is set inside a backward is undone by the engine.
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
   auto *of = held_by(shown), *held = held_by(view);
   held->base = of->base ? of->base : kept(shown);
   held->link = std::move(link);
