@@ -26,7 +26,7 @@ from ltc.device.recording.signature import Signature
 from ltc.device.torch_device import storage_of
 from ltc.native.core import CORE
 from ltc.runtime import first_runs
-from ltc.support.torch_private import below_autograd
+from ltc.support.torch_private import below_autograd, set_view_replay_enabled
 from tests.each_state import IMMEDIATE, in_each_state, tier_of
 from tests.recorders import forget_paths, process_of_one_device
 from tests.states import wait_for_the_compiler
@@ -840,3 +840,25 @@ def test_torchs_functions_come_to_the_overload_that_was_called(name, args):
 def test_where_torch_has_no_such_function_the_overload_is_called(name):
     kernel = how_to_run(Signature(overload_named(f"aten::{name}")))
     assert kernel.quick is kernel.function
+
+
+def test_gradients_of_writes_to_a_part_are_right_where_no_view_was_made_before():
+    """Autograd is told to replay views by whoever makes them: as_strided knows no offset here."""
+
+    def run(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        found = []
+        for _ in range(4):
+            set_view_replay_enabled(False)  # as in a new thread
+            x, w = (torch.randn(3).double().to(device).requires_grad_() for _ in range(2))
+            made = x.new_empty(5)
+            made[1:4].copy_(x)
+            made[:1].copy_(made[3:4])
+            made[4:].copy_(w[1:2])
+            padded = F.pad((x * w).view(1, 1, 3), (1, 2), mode="circular")
+            weights = torch.arange(1.0, 7.0).double().to(device)
+            ((made * weights[1:]).sum() + (padded * weights).sum()).backward()
+            found += [x.grad.cpu(), w.grad.cpu()]
+        return found
+
+    torch.testing.assert_close(run("ltc"), run("cpu"))
