@@ -185,3 +185,16 @@ def test_a_copy_of_a_generator_is_on_its_device(way):
     assert copied.device == torch.device("ltc:1")
     drawn = [torch.rand(4, device="ltc:1", generator=one) for one in (generator, copied)]
     assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("device", ["ltc:0", "ltc:2"])
+def test_an_index_on_the_cpu_chooses_from_a_tensor_of_any_device(device):
+    x = torch.arange(12.0, device=device).view(4, 3)
+    chosen, column = torch.tensor([2, 0]), torch.tensor([1])
+    for _ in range(5):
+        assert x[chosen].tolist() == [[6, 7, 8], [0, 1, 2]]
+        assert x[:, column].tolist() == [[1], [4], [7], [10]]
+        assert x[chosen, column].tolist() == [7, 1]
+        x[chosen] = x[chosen].clone()
+        assert x[chosen].device == torch.device(device)
+        ltm.mark_step()

@@ -329,14 +329,18 @@ bool run_here(Overload& overload, Session& session, torch::jit::Stack* stack) {
   return true;
 }
 
-// Numbers on the CPU by which a tensor here is indexed come to the device first, as Python brings them. Which elements
-// a mask on the CPU chooses, Python finds there.
+// Bring numbers on the CPU that index a tensor of this device to it, as Python does. A mask stays on the CPU, where
+// Python finds the elements that it chooses.
 void bring_indices(IValue* given, int place) {
-  auto indices = given[place].toOptionalTensorList().copy();
-  for (size_t i = 0; i < indices.size(); i++)
-    if (const auto x = indices.get(i); x && x->defined() && x->is_cpu() && x->scalar_type() == at::kLong)
-      indices.set(i, x->to(device_zero()));
-  given[place] = std::move(indices);
+  if (given[0].toTensor().device() != device_zero()) return;
+  auto indices = given[place].toOptionalTensorList();
+  for (size_t i = 0; i < indices.size(); i++) {
+    const auto x = indices.get(i);
+    if (!x || !x->defined() || !x->is_cpu() || x->scalar_type() != at::kLong) continue;
+    indices = indices.copy();  // the caller may have this list
+    indices.set(i, x->to(device_zero()));
+    given[place] = indices;
+  }
 }
 
 // True if the call was one that the walk expects, and nothing is left to do.
