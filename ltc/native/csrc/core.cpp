@@ -64,7 +64,7 @@ CallKernel* kernel_of(const std::string& name) {
   return found == kernels.end() ? nullptr : found->second;
 }
 
-// The number of a tensor; 0 where the memory is somebody else's.
+// Give a tensor a number, by which `numbered` finds it; 0 where it is no tensor of this device's.
 void number_tensor(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   auto* held = attached(torch::jit::pop(*stack).toTensor());
   stack->push_back(held ? number_of(*held) : 0);

@@ -107,8 +107,8 @@ Tensor view_of(const Tensor& shown, Tensor host, std::shared_ptr<const Link> lin
 }
 
 void join_family(const Tensor& view, const Tensor& shown, std::shared_ptr<const Link> link, bool is_copy) {
-  // Without replay autograd would use as_strided, which takes an offset that no tensor here has. As Python's views do:
-  // a flag that is set inside a backward is undone by the engine.
+  // Without view replay autograd would use as_strided with an offset, which no tensor here has. The engine undoes a
+  // flag that is set inside a backward, so each view sets it.
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
   auto *of = held_by(shown), *held = held_by(view);
   held->base = of->base ? of->base : kept(shown);

@@ -74,6 +74,12 @@ struct Derivation {
 // walk, then its arguments, and which of its results it was.
 IValue links_of(const HeldValue& view);
 
+// Use the tensor that a value is, or each of a list of them.
+template <class Use> void for_each_tensor(const IValue& given, Use use) {
+  if (given.isTensor()) return use(given.toTensor());
+  if (given.isTensorList()) for (const IValue& one : given.toListRef()) use(one.toTensor());
+}
+
 // The overload as paths have it: a sum of gradients in place is one that makes a tensor.
 const Overload& as_on_path(const Overload& overload);
 

@@ -58,10 +58,8 @@ void Sketch::name_result(const Tensor& tensor) {
 }
 
 void Sketch::name_results(const torch::jit::Stack& stack, size_t first) {
-  for (size_t i = first; i < stack.size(); i++) {
-    if (stack[i].isTensor()) name_result(stack[i].toTensor());
-    else if (stack[i].isTensorList()) for (const IValue& one : stack[i].toListRef()) name_result(one.toTensor());
-  }
+  for (size_t i = first; i < stack.size(); i++)
+    for_each_tensor(stack[i], [this](const Tensor& one) { name_result(one); });
 }
 
 // --- ends of recordings

@@ -73,12 +73,8 @@ bool keeps_class(const Overload::Words& words, const Step& step, const torch::ji
 
 template <class Use>
 void for_each_written(const Overload& overload, const torch::jit::Stack& stack, size_t first, Use use) {
-  for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++) {
-    if (!overload.writes[i]) continue;
-    const IValue& given = stack[first + i];
-    if (given.isTensor()) use(given.toTensor());
-    else if (given.isTensorList()) for (const IValue& part : given.toListRef()) use(part.toTensor());
-  }
+  for (size_t i = 0; overload.has_writes && i < overload.writes.size(); i++)
+    if (overload.writes[i]) for_each_tensor(stack[first + i], use);
 }
 
 }  // namespace
@@ -208,10 +204,8 @@ void Learner::after(const torch::jit::Stack& stack, size_t first) {
   if (is_refused_) return;
   auto& step = track_->steps.back();
   const size_t operands = seen_.size();
-  for (size_t i = first; i < stack.size(); i++) {
-    if (stack[i].isTensor() && stack[i].toTensor().defined()) seen_.push_back(stack[i].toTensor());
-    else if (stack[i].isTensorList()) for (const IValue& one : stack[i].toListRef()) seen_.push_back(one.toTensor());
-  }
+  for (size_t i = first; i < stack.size(); i++)
+    for_each_tensor(stack[i], [this](const Tensor& one) { if (one.defined()) seen_.push_back(one); });
   const size_t made = seen_.size() - operands;
   if (step.overload->has_writes) for (size_t i = 0; i < operands; i++) add_family(held_by(seen_[i])->name);
   const auto ids = learned_values(seen_, numbers_, operands, made, new_inputs_, step.overload->is_view);
