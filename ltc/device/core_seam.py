@@ -241,11 +241,11 @@ def _join(tensor: torch.Tensor, view: State, number: int, session: ImmediateSess
 
 
 def _hold(base: State, session: ImmediateSession | None) -> bool:
-    """The core has the value of a view's base from now on; False where it stays here."""
+    """Give the core the value of a view's base; return False where Python keeps it."""
     if not hasattr(base, "number_in_core") or not (base.value or base.buffer):
         return False
     shown = torch.ops.ltc_core.numbered(base.number_in_core)
-    if shown is None:  # of the base only views are left, which hold its new storage together
+    if shown is None:  # the base's own tensor is gone: its views share a new storage
         shown = base.device.new_tensor(*base.type)
         storage_of(shown).lazy = base
     host = _let_go(base, storage_of(shown), session) if shown is not False else None

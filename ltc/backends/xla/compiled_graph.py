@@ -63,11 +63,7 @@ class ScalarGroup:
         """The array of a launch's scalars: on the device, if they are those of the launch before."""
         if not self._stays:
             return self._made(scalars)
-        if self._pack is None:
-            bits = self._made(scalars).tobytes()
-        else:  # quicker than arrays are made
-            bits = self._pack(*self._all(scalars))
-        last, there = self._last
+        bits, (last, there) = self._bits(scalars), self._last
         if bits != last:
             self._last = bits, None
             return self._made(scalars)
@@ -75,6 +71,12 @@ class ScalarGroup:
             there = jax.device_put(self._made(scalars))
             self._last = bits, there
         return there
+
+    def _bits(self, scalars: Sequence[Any]) -> bytes:
+        """Return bytes that tell the numbers from others; packing takes less time than an array."""
+        if self._pack is None:
+            return self._made(scalars).tobytes()
+        return self._pack(*self._all(scalars))
 
     def _made(self, scalars: Sequence[Any]) -> np.ndarray:
         parts = [np.array(read(scalars), dtype) for dtype, read in self._readers]

@@ -1,8 +1,8 @@
 """Copies of windows that do not overlap, in the order in which a weight's gradient reads them.
 
-Where no element of the operand belongs to two windows, a copy is no larger than what it is made of, so
-the rows of a block can lie side by side, position after position, as in a packed matrix. In the operand
-they are a few elements of every pixel, and pixels lie so far apart that they share few sets of a cache.
+Where no element of the operand belongs to two windows, a copy is no larger than the windows, so the
+rows of a block can lie side by side, position after position, as in a packed matrix. In the operand the
+rows are a few elements of every pixel, and pixels lie so far apart that they share few sets of a cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.vectors import Vectors, reserved
 
-FETCHED_PIXELS = 8  # a copy asks for what it reads so far ahead
-UNROLLED = 8  # blocks of a pixel whose copies make up one turn of a loop
+FETCHED_PIXELS = 8  # the distance of prefetches ahead of the pixel that is copied
+UNROLLED = 8  # blocks that one turn of a loop copies
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class WindowTile:
         self.rows = rows = RowBlocks.of(channels * axes[2].taps, most)
         self.down = axes[1].taps
         positions = images * lines * axes[2].count
-        # The vectors of a block's last position may end in what follows it.
+        # A vector of a block's last position may end behind the block.
         self.line = positions + -(-v.width // max(1, rows.height))
         self.size = axes[0].taps * axes[1].taps * rows.run * self.line
         self.bytes = self.size * BYTES[v.element]
@@ -170,7 +170,7 @@ class WindowTile:
 
 
 class SharedTile:
-    """The same, for windows that overlap or meet padding: rows in one padded copy of the lines.
+    """Windows that overlap or meet padding: rows in one padded copy of the operand's lines.
 
     Attributes:
         joins_taps, joins_lines: Blocks cross from tap to tap of a line, and from line to line.
@@ -208,7 +208,7 @@ class SharedTile:
         self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index,
         lines: Index,
     ) -> None:  # fmt: skip
-        """Copy what so many lines of the result, and those behind them, meet at one depth."""
+        """Copy the operand's lines that a whole strip meets at one depth, also where fewer are left."""
         self.tile.copy(operand, channel, first, images, deep, line)
 
     def block(self, d: Index, h: Index, w: Index, k: Index) -> str:
