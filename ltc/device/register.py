@@ -47,7 +47,8 @@ from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import liveness_is_as_assumed
-from ltc.device.recording.sync import exclusively, stop_other_threads
+from ltc.device.recording.stopped_threads import stop_other_threads
+from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
 from ltc.native.core import CORE, KERNEL_KEY

@@ -663,8 +663,8 @@ PLACES = [
 NO_STATE = {
     "computed.FEW": "how long a list of dead references may get",
     "state._FEW": "how long a list of dead views may get",
-    "sync._STOP_SECONDS": "how long the end of the program waits for a thread",
-    "sync._REST_SECONDS": "how long the end of the program waits for a thread",
+    "stopped_threads._MOST_SECONDS": "how long the end of the program waits for a thread",
+    "stopped_threads._REST_SECONDS": "how long the end of the program waits for a thread",
     "recorder.NOBODY": "a number that no thread has",
     "immediate_session.NEVER": "calls that no session has",
     "path_selection.MAX_PATHS": "a bound of memory",
@@ -672,7 +672,7 @@ NO_STATE = {
     "program_of_sizes.MOST_READY": "a bound of memory",
 }
 # Files that take the time, to tell it and not to decide by it.
-TELL_TIMES = {"tensors", "sync", "program_of_sizes", "tracks", "core_ends"}
+TELL_TIMES = {"tensors", "sync", "stopped_threads", "program_of_sizes", "tracks", "core_ends"}
 
 
 def files_of_the_state_machine() -> list[File]:

@@ -51,6 +51,7 @@ from ltc.runtime.executor import all_executors
 from ltc.runtime.transfers import backend, capabilities
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.observation import metrics, spans
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor, plain_functions
@@ -526,6 +527,10 @@ class Recorder:
                 self._plant()
 
 
+# Held at the end of the program, where a thread that has no recorder waits for ever for its first.
+beginnings = renewed_lock(globals(), "beginnings")
+
+
 class Device:
     """One ltc device of this process, with a recorder for each thread that uses it."""
 
@@ -552,6 +557,8 @@ class Device:
         return len(self.recorders) == 1
 
     def _add_recorder(self) -> Recorder:
+        with beginnings:
+            pass
         self._drop_recorders_of_ended_threads()
         with self._recorders_lock:
             left = self.recorders.get(get_ident())

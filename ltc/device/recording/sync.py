@@ -53,7 +53,7 @@ from ltc.runtime.transfers import backend
 from ltc.support.observation import metrics, spans
 from ltc.support.observation.often import counting
 from ltc.support.process.held_signals import held
-from ltc.support.process.thread_frames import thread_frames, wants_processor
+from ltc.support.process.thread_frames import thread_frames
 from ltc.support.torch_private import plain_functions, shown_region
 
 # --- a recording and its threads ------------------------------------------------------------------
@@ -61,8 +61,6 @@ from ltc.support.torch_private import plain_functions, shown_region
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _count_early_read = counting("EarlySyncLiveTensorsCount")
-_STOP_SECONDS = 5.0  # within which a thread that is at work comes to its next call
-_REST_SECONDS = 0.2  # and one that waits for something else may not
 
 
 class _ClosedRecordings(threading.local):
@@ -86,7 +84,7 @@ def exclusively(recorder: Recorder, action: Callable[..., Any], *arguments: Any)
     their own recordings and waited for each other's would wait for ever, so a thread that needs
     another's lets go of its own first and begins anew: `action` reads before it writes.
     """
-    return _closed(recorder, _begin, recorder, action, arguments)
+    return closed(recorder, _begin, recorder, action, arguments)
 
 
 def _begin(recorder: Recorder, action: Callable[..., Any], arguments: tuple) -> Any:
@@ -99,7 +97,7 @@ def _begin(recorder: Recorder, action: Callable[..., Any], arguments: tuple) -> 
     return result
 
 
-def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> Any:
+def closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> Any:
     """The same for a part of a call; what it has read may be of a recording that has ended."""
     while True:
         try:
@@ -240,7 +238,7 @@ def value_of(state: State) -> CallResult:
                 value = state.value = recorder.bind(state)
                 return value
             if state.base is not None:
-                return _closed(recorder, _derive_uninterrupted, recorder, state)
+                return closed(recorder, _derive_uninterrupted, recorder, state)
         elif value.recorder is recorder:
             return value
         elif state.buffer is not None:
@@ -485,34 +483,6 @@ def _is_recording(thread: int) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def stop_other_threads() -> None:
-    """At the end of the program: its threads that are left wait for ever where they next record.
-
-    Python ends a thread that asks for the interpreter while it goes down, and where C++ has called
-    Python for that thread, as torch has for a kernel, this ends the process.
-    """
-    left = {thread.ident: thread.native_id for thread in threading.enumerate()}
-    left.pop(get_ident())
-    for device in devices_in_use():
-        for recorder in device.all_recorders():
-            native = left.get(recorder.thread)
-            if native is not None and recorder.lock.acquire(timeout=_STOP_SECONDS):
-                begun = time.monotonic()
-                while not _waits_to_record(recorder) and time.monotonic() - begun < (
-                    _STOP_SECONDS if wants_processor(native) else _REST_SECONDS
-                ):
-                    time.sleep(0.001)
-
-
-def _waits_to_record(recorder: Recorder) -> bool:
-    recorder.cursor, recorder.now = STOPPED, None
-    if recorder.immediate is not None:
-        recorder.immediate.leave_core()
-    recorder.stop_walk()
-    frame = thread_frames().get(recorder.thread)
-    return frame is None or frame.f_code is _closed.__code__
 
 
 # --- step marks -----------------------------------------------------------------------------------

@@ -29,10 +29,14 @@ def thread_frames() -> dict[int, FrameType]:
                 gc.enable()
 
 
-def wants_processor(native_id: int) -> bool:
-    """Return True if a thread of this process runs, or would; False if the system does not say."""
+def processor_use(native_id: int | None) -> tuple[bool, int]:
+    """Return whether a thread of this process runs, or would, and the clock ticks it has run so far.
+
+    One that waits for a disk would run.  (False, 0) where the system does not say.  Source: proc(5).
+    """
     try:
         stat = Path(f"/proc/self/task/{native_id}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "R"
+        return False, 0
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] in "RD", int(fields[11]) + int(fields[12])
