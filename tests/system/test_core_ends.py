@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import ltc
 import ltc.core.lazy_model as ltm
@@ -620,3 +621,42 @@ def test_a_step_whose_indices_are_on_the_cpu_is_followed(kind):
     if kind != "mask":  # where the size of what is chosen is Python's to find out
         assert CORE.followed() - before > 5 * 20
         assert grown["TracksLearned"]
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "added"])
+def test_a_step_with_attention_is_followed(mask):
+    """Its gradient is one call of the core's, as the attention itself."""
+
+    def run(device: str) -> list[Any]:
+        torch.manual_seed(11)
+        made = nn.Linear(16, 48).double().to(device)
+        bias = {"bool": torch.ones(6, 6).tril().bool(), "added": torch.randn(6, 6).double()}.get(
+            mask
+        )
+        bias = None if bias is None else bias.to(device)
+        found = []
+        for number in range(STEPS):
+            x = torch.linspace(-1, 1, 2 * 6 * 16).double().reshape(2, 6, 16).to(device)
+            q, k, v = [part.reshape(2, 6, 2, 8).transpose(1, 2) for part in made(x).chunk(3, -1)]
+            loss = F.scaled_dot_product_attention(q, k, v, bias, is_causal=mask == "causal")
+            for _ in range(10):
+                loss = (loss * 1.01).sin()
+            made.zero_grad()
+            loss.square().sum().backward()
+            with torch.no_grad():
+                for one in made.parameters():
+                    one -= 0.01 * one.grad
+            if device != "cpu":
+                ltm.mark_step()
+                compile_behind.wait()
+            found.append(loss.sum().item())
+        return [*found, *[one.detach().cpu() for one in made.parameters()]]
+
+    before, left = CORE.followed(), CORE.left_to_python()
+    with as_users_run() as grown:
+        found = run("ltc")
+    torch.testing.assert_close(found, run("cpu"), rtol=1e-9, atol=1e-12)
+    assert CORE.followed() - before > 5 * 20
+    assert grown["TracksLearned"]
+    fused = "aten::_scaled_dot_product_fused_attention_overrideable_backward"
+    assert CORE.left_to_python().get(fused) == left.get(fused)

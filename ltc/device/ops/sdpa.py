@@ -248,5 +248,5 @@ def install(library: torch.library.Library) -> None:
     library.impl(
         "_scaled_dot_product_fused_attention_overrideable_backward",
         without_modes(differentiable_backward),
-        "AutogradPrivateUse1",
+        f"Autograd{KERNEL_KEY}",
     )

@@ -6,9 +6,6 @@
 namespace ltc {
 namespace {
 
-using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                                             bool, std::optional<double>);
-
 // True if a mask may be added to the scores, whose sizes it is spread to; so does none.
 bool fits_scores(const IValue& bias, const Tensor& query, const Tensor& key) {
   if (bias.isNone()) return true;
@@ -47,6 +44,22 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                                                               is_causal, scale, shares_heads);
   return std::get<0>(at::_scaled_dot_product_fused_attention_overrideable(query, key, value, mask,
                                                                           /*dropout_p=*/0, is_causal, false, scale));
+}
+
+// (gradient, query, key, value, bias, wanted, result, logarithms, cumulated and longest rows, dropout, causal, seed,
+// offset, scale): one that is not differentiated itself is a call of ltc::attention_gradient.
+void attention_backward(const c10::OperatorHandle& handle, DispatchKeySet, torch::jit::Stack* stack) {
+  const torch::jit::Stack given(stack->end() - 17, stack->end());
+  bool is_plain = takes_plain() && !c10::GradMode::is_enabled() && given[12].toDouble() == 0;
+  for (const auto& one : given) is_plain &= !one.isTensor() || is_untransformed(one.toTensor());
+  if (!is_plain || (!given[4].isNone() && given[5].toBoolList()[3]))
+    return handle.redispatchBoxed(kPythonDifferentiable, stack);
+  static const auto gradient = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention_gradient", "");
+  stack->resize(stack->size() - 17);
+  torch::jit::push(*stack, given[0], given[1], given[2], given[3], given[4], given[6], given[7], IValue(),
+                   given[13], given[16], IValue());
+  gradient.redispatchBoxed(DispatchKeySet(DispatchKey::PrivateUse1), stack);
+  stack->emplace_back(Tensor());
 }
 
 // The elements of a row side by side.
@@ -91,20 +104,21 @@ bool run_fused_attention(torch::jit::Stack& host) {
 
 void register_attention(torch::Library& autograd) {
   autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
+  autograd.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+                torch::CppFunction::makeFromBoxedFunction<&attention_backward>());
 }
 
 // (query, key, value, bias, dropout, causal, debugs, scale)
 void AttentionKernel::operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, torch::jit::Stack* stack) {
   const torch::jit::Stack given(stack->end() - 8, stack->end());
   if (given[4].toDouble() != 0) return CallKernel::operator()(handle, keys, stack);
-  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "").typed<Signature>();
-  auto [result, logarithms] = attention.redispatch(
-      DispatchKeySet(DispatchKey::PrivateUse1), given[0].toTensor(), given[1].toTensor(), given[2].toTensor(),
-      given[3].toOptional<Tensor>(), given[5].toBool(), given[7].toOptional<double>());
+  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("ltc::attention", "");
   stack->resize(stack->size() - 8);
+  torch::jit::push(*stack, given[0], given[1], given[2], given[3], given[5], given[7]);
+  attention.redispatchBoxed(DispatchKeySet(DispatchKey::PrivateUse1), stack);
   const Tensor none;
-  torch::jit::push(*stack, std::move(result), std::move(logarithms), none, none, given[0].toTensor().sym_size(-2),
-                   given[1].toTensor().sym_size(-2), none, none, none);
+  torch::jit::push(*stack, none, none, given[0].toTensor().sym_size(-2), given[1].toTensor().sym_size(-2), none, none,
+                   none);
 }
 
 }  // namespace ltc

@@ -163,30 +163,23 @@ class Call {
     switch (overload_.kinds[i]) {
       case Kind::TENSOR:
         if (!given.isTensor()) break;
-        if (Tensor host; host_of(given.toTensor(), overload_.writes[i], host)) {
-          host_.emplace_back(std::move(host));
-          return true;
-        }
+        if (Tensor host; host_of(given.toTensor(), overload_.writes[i], host)) return keep(std::move(host));
         return false;
       case Kind::TENSORS: return !given.isTensorList() ? keep(given) : add_list(given, i);
       case Kind::OPTIONAL_TENSORS: return !given.isList() ? keep(given) : add_optional(given);
       case Kind::DEVICE:
-        if (given.isNone()) {
-          if (overload_.is_factory) return false;  // Python knows which device is meant
-          break;
-        }
-        if (given.toDevice() != device_zero() && given.toDevice() != c10::Device(c10::DeviceType::PrivateUse1) &&
-            !copy.is_read)
+        if (given.isNone() && overload_.is_factory) return false;  // Python knows which device is meant
+        if (given.isNone()) break;
+        if (!copy.is_read && given.toDevice() != device_zero() && given.toDevice() != at::Device(at::kPrivateUse1))
           return false;
-        host_.emplace_back(c10::Device(c10::kCPU));
-        return true;
+        return keep(c10::Device(c10::kCPU));
       case Kind::OTHER: break;
     }
     return keep(given);
   }
 
-  bool keep(const IValue& given) {
-    host_.push_back(given);
+  bool keep(IValue given) {
+    host_.push_back(std::move(given));
     return true;
   }
 
@@ -199,8 +192,7 @@ class Call {
       if (!host_of(part.toTensor(), overload_.writes[i], host)) return false;
       hosts.push_back(std::move(host));
     }
-    host_.emplace_back(std::move(hosts));
-    return true;
+    return keep(std::move(hosts));
   }
 
   bool add_optional(const IValue& given) {
@@ -218,8 +210,7 @@ class Call {
       if (!host_of(index, false, host)) return false;
       hosts.push_back(std::move(host));
     }
-    host_.emplace_back(std::move(hosts));
-    return true;
+    return keep(std::move(hosts));
   }
 
   bool host_of(const Tensor& tensor, bool is_written, Tensor& host) {
@@ -398,9 +389,8 @@ bool CallKernel::run(Session& session, torch::jit::Stack* stack) {
 void CallKernel::run_beside_walk(Session& session, torch::jit::Stack* stack) {
   {
     Gate::Inside inside(session.gate);
-    const auto walk = session.gate.follows() ? session.walk : nullptr;
-    const bool may_run = walk && walk->has_host_values() && !Copy(overload, *stack).is_large_upload;
-    if (may_run && run_here(overload, session, stack)) return;
+    const bool may_run = session.gate.follows() && session.walk->has_host_values();
+    if (may_run && !Copy(overload, *stack).is_large_upload && run_here(overload, session, stack)) return;
   }
   left(session, stack);
 }

@@ -16,8 +16,6 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1
   void record(void**, const at::Stream&, const at::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const at::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  bool queryStream(const at::Stream&) const override { return true; }
-  void synchronizeStream(const at::Stream&) const override {}
 };
 
 }  // namespace
