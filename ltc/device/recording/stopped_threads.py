@@ -38,9 +38,7 @@ class _Left:
         self.held: list[Recorder] = []
         self.begun = self.rests_since = time.monotonic()
         self.first = self.last = processor_use(thread.native_id)[1]
-        self.place: tuple[int, int] | None = (
-            None  # a frame and its instruction, at which it may wait
-        )
+        self.place: tuple[int, int] | None = None  # the frame and instruction where it may wait
 
     def is_awaited(self) -> bool:
         """Return True while it may come to a call; of a processor it may get little."""
@@ -54,7 +52,7 @@ class _Left:
         before, self.place = self.place, self._waiting_place()
         if self.place is not None and self.place == before and not runs:
             return (
-                False  # for a lock that is held here: with the interpreter free, it went no further
+                False  # with the interpreter free it went no further: it waits for a lock held here
             )
         has_run = (ticks - self.first) / os.sysconf("SC_CLK_TCK")
         most = _MOST_SECONDS if self.held else _REST_SECONDS
@@ -77,6 +75,6 @@ class _Left:
 
     def _waiting_place(self) -> tuple[int, int] | None:
         frame = thread_frames().get(self.thread.ident or 0)
-        return (
-            (id(frame), frame.f_lasti) if frame is not None and frame.f_code in _WAITING else None
-        )
+        if frame is None or frame.f_code not in _WAITING:
+            return None
+        return id(frame), frame.f_lasti
